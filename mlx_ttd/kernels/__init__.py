@@ -1,0 +1,37 @@
+"""The operations that are worth own kernels: a plain MLX reference each, and the choice of Metal, CUDA or native."""
+
+from .attention import attention
+from .backend import Mode, device_kind, forced, set_backend, used
+from .bank import bank_write
+from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
+from .gated_delta import GatedDelta, gated_delta
+from .linear import BLOCK, head, linear
+from .norms import gated_rms_norm, norm_rope, rms_norm
+from .router import router
+from .weight import Weight
+
+__all__ = [
+    "BLOCK",
+    "GatedDelta",
+    "Mode",
+    "Records",
+    "Weight",
+    "attention",
+    "bank_write",
+    "combine",
+    "device_kind",
+    "expert_contributions",
+    "expert_ffn",
+    "expert_ffn_accumulate",
+    "forced",
+    "gated_delta",
+    "gated_rms_norm",
+    "head",
+    "linear",
+    "norm_rope",
+    "part_views",
+    "rms_norm",
+    "router",
+    "set_backend",
+    "used",
+]

@@ -1,0 +1,69 @@
+"""Causal grouped-query attention with an output gate."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from .backend import Mode, register, run
+from .linear import BLOCK
+
+
+def _attend(q: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None) -> mx.array:
+    """q [rows, nh, hd] over keys [nkv, S, hd]: f32 [rows, nh, hd]."""
+    f32 = mx.float32
+    out = mx.fast.scaled_dot_product_attention(
+        q.astype(f32).transpose(1, 0, 2)[None], keys.astype(f32)[None], values.astype(f32)[None], scale=scale, mask=mask
+    )
+    return out[0].transpose(1, 0, 2)
+
+
+def _attention(
+    q: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    offset: int,
+    gate: mx.array | None,
+    scale: float,
+    mode: Mode,
+) -> mx.array:
+    rows = q.shape[0]
+    pieces = []
+    if mode != "prefill":
+        for i in range(rows):
+            length = offset + i + 1
+            pieces.append(_attend(q[i : i + 1], keys[:, :length], values[:, :length], scale, None))
+    else:
+        # Blocks are aligned to absolute position and see keys up to their own end, so a chunk's width changes no bit.
+        for block in range(offset // BLOCK * BLOCK, offset + rows, BLOCK):
+            first, last = max(block, offset), min(block + BLOCK, offset + rows)
+            padded = mx.pad(q[first - offset : last - offset], ((first - block, block + BLOCK - last), (0, 0), (0, 0)))
+            end = block + BLOCK
+            missing = ((0, 0), (0, max(0, end - keys.shape[1])), (0, 0))
+            mask = mx.arange(end)[None, :] <= mx.arange(block, end)[:, None]
+            # Rows past the last token have no key of their own yet: they may see anything, and are dropped.
+            out = _attend(padded, mx.pad(keys[:, :end], missing), mx.pad(values[:, :end], missing), scale, mask)
+            pieces.append(out[first - block : last - block])
+    out = mx.concatenate(pieces)
+    if gate is not None:
+        out = out * mx.sigmoid(gate.astype(mx.float32))
+    return out.reshape(rows, -1).astype(q.dtype)
+
+
+def attention(
+    q: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    offset: int,
+    gate: mx.array | None,
+    scale: float,
+    mode: Mode,
+) -> mx.array:
+    """softmax(scale q k^T) v with query row i at position offset + i seeing keys [0, offset + i].
+
+    q and gate [T, nh, hd]; keys, values [nkv, S, hd], S >= offset + T, query head h uses key head h * nkv // nh.
+    Softmax in f32; the result, times sigmoid(gate), is [T, nh * hd] in q's dtype.
+    """
+    return run("attention", q, keys, values, offset, gate, scale, mode)
+
+
+register("attention", "reference", _attention)

@@ -1,0 +1,75 @@
+"""Which implementation of an operation runs: native on CPU, GPU text on Metal and CUDA, else the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from ..errors import KernelError
+
+Kind = Literal["reference", "native", "gpu"]
+Mode = Literal["decode", "verify", "prefill"]
+ORDER: dict[str, tuple[Kind, ...]] = {
+    "cpu": ("native", "reference"),
+    "metal": ("gpu", "reference"),
+    "cuda": ("gpu", "reference"),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    call: Callable[..., Any]
+    supports: Callable[..., bool]
+
+
+_variants: dict[str, dict[Kind, Variant]] = {}
+_forced: Kind | None = None
+used: dict[str, Kind] = {}
+
+
+def device_kind() -> Literal["cpu", "metal", "cuda"]:
+    """What MLX's default device is."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def always(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def register(op: str, kind: Kind, call: Callable[..., Any], supports: Callable[..., bool] = always) -> None:
+    """Offer `call` as the `kind` implementation of `op`; it is asked for arguments that `supports` accepts."""
+    _variants.setdefault(op, {})[kind] = Variant(call, supports)
+
+
+def run(op: str, *args: Any) -> Any:
+    """Call the first implementation of `op` that supports `args`, and note in `used` which it was."""
+    kinds = (_forced,) if _forced else ORDER[device_kind()]
+    for kind in kinds:
+        variant = _variants[op].get(kind)
+        if variant is not None and variant.supports(*args):
+            used[op] = kind
+            return variant.call(*args)
+    raise KernelError(f"{op} has no {_forced} implementation for these arguments; unset the forced backend to let it choose.")
+
+
+def set_backend(kind: Kind | None) -> None:
+    """Force one implementation for every operation (None: choose). KernelError at the call that lacks it."""
+    global _forced
+    _forced = kind
+
+
+@contextmanager
+def forced(kind: Kind | None) -> Iterator[None]:
+    """`set_backend` for the length of a with block."""
+    before = _forced
+    set_backend(kind)
+    try:
+        yield
+    finally:
+        set_backend(before)

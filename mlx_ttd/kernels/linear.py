@@ -1,0 +1,50 @@
+"""Dense projections and the head from their stored form."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from .backend import Mode, register, run
+from .weight import Weight
+
+BLOCK = 256
+
+
+def _matmul(x: mx.array, w: Weight) -> mx.array:
+    if w.mode == "plain":
+        return x @ w.weight.astype(x.dtype).T
+    scales, biases = w.scales, w.biases
+    if w.mode == "affine":
+        scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)  # type: ignore[union-attr]
+    return mx.quantized_matmul(
+        x, w.weight, scales, biases, transpose=True, group_size=w.group, bits=w.bits, mode=w.mode
+    )
+
+
+def _linear(x: mx.array, w: Weight, mode: Mode) -> mx.array:
+    # A library matmul's bits depend on its row count, so it only ever sees one row or one full block.
+    if mode != "prefill":
+        return mx.concatenate([_matmul(x[i : i + 1], w) for i in range(x.shape[0])])
+    rows = x.shape[0]
+    x = mx.pad(x, ((0, -rows % BLOCK), (0, 0)))
+    return mx.concatenate([_matmul(x[i : i + BLOCK], w) for i in range(0, x.shape[0], BLOCK)])[:rows]
+
+
+def _head(x: mx.array, w: Weight, window: tuple[int, int] | None, mode: Mode) -> mx.array:
+    if window is not None:
+        w = w.window(*window)
+    return _linear(x, w, mode).astype(mx.float32)
+
+
+def linear(x: mx.array, w: Weight, mode: Mode) -> mx.array:
+    """x [T, in] times w [out, in] transposed: [T, out] in x's dtype (f32, bf16 or f16)."""
+    return run("linear", x, w, mode)
+
+
+def head(x: mx.array, w: Weight, window: tuple[int, int] | None, mode: Mode) -> mx.array:
+    """Logits f32 [T, n] of the vocabulary rows `window` = (start, stop), or of all. x [T, H]."""
+    return run("head", x, w, window, mode)
+
+
+register("linear", "reference", _linear)
+register("head", "reference", _head)

@@ -1,0 +1,41 @@
+"""A dense weight matrix in the form it is multiplied from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix [out, in].
+
+    mode "plain": `weight` is f32, bf16 or f16 [out, in]. mode "affine" or "mxfp4": `weight` is uint32 codes
+    [out, in * bits / 32] with `scales` (and, affine only, `biases`) [out, in / group], as mx.quantize packs them.
+    """
+
+    weight: mx.array
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+    bits: int = 16
+    group: int = 0
+    mode: Literal["plain", "affine", "mxfp4"] = "plain"
+
+    @property
+    def rows(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [a for a in (self.weight, self.scales, self.biases) if a is not None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.arrays)
+
+    def window(self, start: int, stop: int) -> Weight:
+        """The rows [start, stop), sharing memory."""
+        parts = [None if a is None else a[start:stop] for a in (self.weight, self.scales, self.biases)]
+        return Weight(parts[0], parts[1], parts[2], self.bits, self.group, self.mode)  # type: ignore[arg-type]

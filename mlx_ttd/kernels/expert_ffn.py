@@ -18,12 +18,17 @@ DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32,
 
 
 class Records(Protocol):
-    """What a lease shows a kernel: `records` uint8 [slots, stride] and `slot_of` int32 [E], -1 where not leased."""
+    """What a lease shows a kernel: `records` uint8 [slots, stride] and `slot_of` int32 [E], -1 where not leased.
+
+    Kernels append what they return to `outputs`, so that the lease knows what still has to read its slots.
+    """
 
     @property
     def records(self) -> mx.array: ...
     @property
     def slot_of(self) -> mx.array: ...
+    @property
+    def outputs(self) -> list[mx.array]: ...
 
 
 def part_views(records: mx.array, matrix: Matrix) -> tuple[mx.array, mx.array, mx.array | None]:
@@ -94,7 +99,8 @@ def expert_contributions(x: mx.array, lease: Records, rows: mx.array, layout: Re
     x [T, H] f32, bf16 or f16; rows int32 [T, k], expert ids ascending along k. A choice whose expert is not in the
     lease gives zeros. gate x up stays f32.
     """
-    return run("expert_contributions", x, lease, rows, layout)
+    lease.outputs.append(out := run("expert_contributions", x, lease, rows, layout))
+    return out
 
 
 def combine(contributions: mx.array, weights: mx.array) -> mx.array:
@@ -107,7 +113,8 @@ def combine(contributions: mx.array, weights: mx.array) -> mx.array:
 
 def expert_ffn(x: mx.array, lease: Records, rows: mx.array, weights: mx.array, layout: RecordLayout) -> mx.array:
     """`combine(expert_contributions(...), weights)`, bit for bit, fused: f32 [T, H]. For decode and verify steps."""
-    return run("expert_ffn", x, lease, rows, weights, layout)
+    lease.outputs.append(out := run("expert_ffn", x, lease, rows, weights, layout))
+    return out
 
 
 def expert_ffn_accumulate(
@@ -117,7 +124,8 @@ def expert_ffn_accumulate(
 
     Leases of successive calls must ascend in expert id. The rows of one expert are multiplied together.
     """
-    return run("expert_ffn_accumulate", acc, x, lease, rows, weights, layout)
+    lease.outputs.append(out := run("expert_ffn_accumulate", acc, x, lease, rows, weights, layout))
+    return out
 
 
 register("expert_contributions", "reference", _contributions)

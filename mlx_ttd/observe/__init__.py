@@ -1,0 +1,5 @@
+"""Seeing inside a run: counters, phases, traces."""
+
+from .counters import Counters
+
+__all__ = ["Counters"]

@@ -1,0 +1,36 @@
+"""What a run did, counted where it happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass
+class Counters:
+    """Cumulative counts of one model.
+
+    requests: expert choices asked of the provider, each (layer, expert) once a call; hits and misses split them.
+    records, bytes_read, read_seconds: what preads of expert records returned, and time with a read in flight.
+    wait_seconds: time the step stood still for reads. embedding_bytes: rows read for the embedding.
+    resident_bytes: weights read at load. host_syncs: times the host waited for the device inside a step.
+    """
+
+    requests: int = 0
+    hits: int = 0
+    misses: int = 0
+    records: int = 0
+    bytes_read: int = 0
+    read_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    embedding_bytes: int = 0
+    resident_bytes: int = 0
+    host_syncs: int = 0
+    decode_steps: int = 0
+    prefill_tokens: int = 0
+
+    def copy(self) -> Counters:
+        return Counters(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+    def since(self, before: Counters) -> Counters:
+        """The counts between `before` and now."""
+        return Counters(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})

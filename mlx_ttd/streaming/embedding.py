@@ -1,0 +1,49 @@
+"""Embedding rows read from disk when a token needs them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import StoreError
+from ..observe import Counters
+from ..spec import Quantisation
+from ..store import TensorInfo
+from .read_pool import pread_into
+
+DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U32": mx.uint32, "U8": mx.uint8}
+
+
+class EmbeddingRows:
+    """Rows of a table [vocab, hidden] in a file; quantised tables are dequantised row by row."""
+
+    def __init__(self, tensors: Mapping[str, TensorInfo], quantisation: Quantisation | None, counters: Counters):
+        self._parts = list(tensors.values())
+        self._quantisation, self._counters = quantisation, counters
+        self._fd = os.open(self._parts[0].path, os.O_RDONLY)
+
+    def __call__(self, ids: np.ndarray, dtype: mx.Dtype) -> mx.array:
+        """Rows [n, hidden] in `dtype` of int ids [n]. StoreError where the file is cut short."""
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        parts = [self._read(part, distinct) for part in self._parts]
+        if self._quantisation is None:
+            rows = parts[0].astype(dtype)
+        else:
+            q = self._quantisation
+            rows = mx.dequantize(*parts, group_size=q.group, bits=q.bits, mode=q.mode).astype(dtype)
+        return rows[mx.array(inverse.reshape(-1))]
+
+    def _read(self, part: TensorInfo, ids: np.ndarray) -> mx.array:
+        size = part.nbytes // part.shape[0]
+        raw = np.empty((len(ids), size), np.uint8)
+        for row, token in enumerate(ids):
+            if pread_into(self._fd, part.offset + int(token) * size, memoryview(raw[row])) != size:
+                raise StoreError(f"{part.path}: row {int(token)} of {part.name} is cut short; copy or convert the store again.")
+        self._counters.embedding_bytes += raw.nbytes
+        return mx.array(raw).view(DTYPES[part.dtype]).reshape(len(ids), *part.shape[1:])
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,213 @@
+"""Brings the experts a step wants into slots and lends them out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import BudgetError, RecordError
+from ..observe import Counters
+from ..store import Store
+from .lease import Lease
+from .ledger import Ledger
+from .policies import make_policy
+from .read_pool import Batch, Read, ReadPool
+from .slots import EMPTY, SlotBank
+
+
+class ExpertProvider:
+    """Experts of every layer of a store, `slots` of them a layer in memory at a time.
+
+    Enters its banks in `ledger`. `verify`: "off", "first-read" or "always" compares a record's SHA-256 with the manifest.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        slots: int,
+        ledger: Ledger,
+        counters: Counters,
+        pool: ReadPool,
+        policy: str = "lfu",
+        verify: str = "first-read",
+    ):
+        self.store, self.ledger, self.counters, self.pool = store, ledger, counters, pool
+        self.verify = verify
+        top_k, experts = store.spec.top_k, store.spec.experts
+        if slots < top_k:
+            raise BudgetError(f"{slots} slots a layer cannot hold the {top_k} experts a token uses; raise memory=.")
+        self.slots = min(slots, experts)
+        strides = [layout.stride for layout in store.layouts if layout is not None]
+        ledger.enter("slots", self.slots * sum(strides))
+        self.banks = [SlotBank(experts, self.slots, stride, make_policy(policy, experts)) for stride in strides]
+        self._verified = np.zeros((len(strides), experts), bool)
+        self._files: dict[int, tuple[int, int]] = {}
+        self._unread_ids: list[tuple[int, mx.array]] = []
+
+    def resize(self, slots: int) -> None:
+        """Give every layer `slots` slots; the banks start empty. Each layer's old buffer goes before its new one comes."""
+        slots = max(self.store.spec.top_k, min(slots, self.store.spec.experts))
+        self.settle()
+        self.ledger.leave("slots")
+        self.ledger.enter("slots", slots * sum(bank.stride for bank in self.banks))
+        for bank in self.banks:
+            bank.allocate(slots)
+        self.slots = slots
+
+    def waves(self, layer: int, ids: np.ndarray) -> Iterator[Lease]:
+        """Leases that together hold every expert in `ids` (any shape), in ascending expert id.
+
+        One lease if the slots hold them all; otherwise groups of half the slots, the next read while one is used.
+        A lease is released, by evaluating its outputs if need be, when the next is asked for.
+        """
+        bank = self.banks[layer]
+        wanted = np.unique(ids)
+        bank.policy.used(wanted)
+        size = len(wanted) if len(wanted) <= bank.slots else max(1, bank.slots // 2)
+        groups = [wanted[i : i + size] for i in range(0, len(wanted), size)]
+        arriving = self._fetch(layer, groups[0], wanted)
+        for i, group in enumerate(groups):
+            arriving()
+            lease = self._lend(bank, group)
+            try:
+                if i + 1 < len(groups):
+                    arriving = self._fetch(layer, groups[i + 1], wanted[(i + 1) * size :])
+                with lease:
+                    yield lease
+            except BaseException:
+                lease.release(())
+                if i + 1 < len(groups):
+                    self._abandon(bank, groups[i + 1], arriving)
+                raise
+
+    def resident(self, layer: int, ids: mx.array) -> Lease | None:
+        """A lease on the whole layer, without reading `ids` back, if all its experts are in memory; else None."""
+        bank = self.banks[layer]
+        if not bank.everything_resident:
+            return None
+        if bank.full_table is None:
+            bank.full_table = mx.array(bank.slot_of)
+        self._unread_ids.append((layer, ids))
+        return Lease(bank.records, bank.full_table, lambda after: None)  # type: ignore[arg-type]
+
+    def settle(self) -> None:
+        """Count the choices of steps that were never read back, and finish released leases."""
+        unread, self._unread_ids = self._unread_ids, []
+        for layer, ids in unread:
+            chosen = np.unique(np.array(ids))
+            self.banks[layer].policy.used(chosen)
+            self.counters.requests += len(chosen)
+            self.counters.hits += len(chosen)
+        for bank in self.banks:
+            bank.settle()
+
+    def _lend(self, bank: SlotBank, group: np.ndarray) -> Lease:
+        slots = bank.slot_of[group]
+        table = np.full(bank.experts, EMPTY, np.int32)
+        table[group] = slots
+        return Lease(bank.records, mx.array(table), lambda after: bank.unpin(slots, after))  # type: ignore[arg-type]
+
+    def _fetch(self, layer: int, group: np.ndarray, keep: np.ndarray) -> Callable[[], None]:
+        """Pin slots for `group` and start reading what is missing; the returned call waits for it."""
+        bank = self.banks[layer]
+        missing = bank.take(group, keep)
+        self.counters.requests += len(group)
+        self.counters.hits += len(group) - len(missing)
+        self.counters.misses += len(missing)
+        if not len(missing):
+            return lambda: None
+        rows = [bank.row(int(expert)) for expert in missing]
+        try:
+            batch = self.pool.submit([self._read(layer, int(e), row) for e, row in zip(missing, rows, strict=True)])
+        except BaseException:
+            self._unseat(bank, group, missing)
+            raise
+
+        def wait() -> None:
+            try:
+                batch.wait()
+            except BaseException:
+                self._drain(batch)
+                self._unseat(bank, group, missing)
+                raise
+            bank.deliver(missing, rows)
+            bank.seat(missing)
+
+        return wait
+
+    @staticmethod
+    def _drain(batch: Batch) -> None:
+        """Reads in flight write into slots: nothing may reuse those before they end."""
+        while True:
+            try:
+                batch.wait()
+            except KeyboardInterrupt:
+                continue
+            except Exception:
+                pass
+            return
+
+    @staticmethod
+    def _unseat(bank: SlotBank, group: np.ndarray, missing: np.ndarray) -> None:
+        bank.unpin(bank.slot_of[group], ())
+        bank.forget(missing)
+
+    @staticmethod
+    def _abandon(bank: SlotBank, group: np.ndarray, arriving: Callable[[], None]) -> None:
+        try:
+            arriving()
+        except Exception:
+            return
+        bank.unpin(bank.slot_of[group], ())
+
+    def _read(self, layer: int, expert: int, into: memoryview) -> Read:
+        fd, start = self._open(layer)
+        stride = self.banks[layer].stride
+        path = self.store.expert_file(layer)[0]
+
+        def fail(reason: str) -> Exception:
+            return RecordError(
+                f"{path}: the record of layer {layer}, expert {expert} at byte {start + expert * stride:,} cannot be used: "
+                f"{reason}; run `mlx-ttd verify` on the store and copy or convert it again."
+            )
+
+        def check(data: memoryview) -> str | None:
+            if self.verify == "off" or (self.verify == "first-read" and self._verified[layer, expert]):
+                return None
+            if hashlib.sha256(data).hexdigest() != self.store.record_digest(layer, expert):
+                return "its SHA-256 is not the manifest's"
+            self._verified[layer, expert] = True
+            return None
+
+        return Read(fd, start + expert * stride, into, check, fail)
+
+    def _open(self, layer: int) -> tuple[int, int]:
+        if layer not in self._files:
+            path, start, _ = self.store.expert_file(layer)
+            try:
+                self._files[layer] = (os.open(path, os.O_RDONLY), start)
+            except OSError as error:
+                raise RecordError(f"{path} cannot be opened ({error.strerror}); was the store moved while in use?") from None
+        return self._files[layer]
+
+    def close(self) -> None:
+        """Give slots and files back. The provider cannot be used afterwards."""
+        self._unread_ids.clear()
+        self.pool.close()
+        for bank in self.banks:
+            bank.settle()
+            bank.pins[:] = 0
+            bank.allocate(0)
+        self.ledger.leave("slots")
+        for fd, _ in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+
+def slots_that_fit(free: int, strides: Sequence[int], experts: int) -> int:
+    """Slots a layer that `free` bytes hold, at most all experts."""
+    return min(experts, free // sum(strides))

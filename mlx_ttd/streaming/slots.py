@@ -1,0 +1,135 @@
+"""One layer's bank of slots: a single buffer, who sits where, and who may not be moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import LeaseError
+from ..kernels import bank_write, device_kind
+from ..spec import STRIDE_UNIT
+from .policies import Policy
+
+EMPTY = -1
+
+
+def _aligned_bank(slots: int, stride: int) -> mx.array:
+    """uint8 [slots, stride] whose data starts on a 16 KiB boundary, as direct reads need."""
+    flat = mx.zeros(slots * stride + STRIDE_UNIT, dtype=mx.uint8)
+    mx.eval(flat)
+    start = -np.array(flat, copy=False).ctypes.data % STRIDE_UNIT
+    bank = flat[start : start + slots * stride].reshape(slots, stride)
+    mx.eval(bank)
+    return bank
+
+
+class SlotBank:
+    """Slots of one layer: `records` uint8 [slots, stride], `slot_of` int32 [experts], `expert_in` int32 [slots]."""
+
+    def __init__(self, experts: int, slots: int, stride: int, policy: Policy):
+        self.experts, self.stride, self.policy = experts, stride, policy
+        self._pending: list[tuple[np.ndarray, Sequence[mx.array]]] = []
+        self._host_writes = device_kind() != "cuda"
+        self.allocate(slots)
+
+    def allocate(self, slots: int) -> None:
+        """Drop the buffer and everything in it, then make one of `slots` slots. No lease may be open."""
+        self.settle()
+        if slots and self.pins_held():
+            raise LeaseError("a bank cannot be resized while a lease on it is open; release it first.")
+        self.records: mx.array | None = None
+        self._host: np.ndarray | None = None
+        self.slots = slots
+        self.slot_of = np.full(self.experts, EMPTY, np.int32)
+        self.expert_in = np.full(slots, EMPTY, np.int32)
+        self.pins = np.zeros(slots, np.int32)
+        self.full_table: mx.array | None = None
+        if slots:
+            if self._host_writes:
+                self.records = _aligned_bank(slots, self.stride)
+                self._host = np.array(self.records, copy=False)
+            else:
+                self.records = mx.zeros((slots, self.stride), dtype=mx.uint8)
+
+    def pins_held(self) -> bool:
+        return bool(getattr(self, "pins", np.zeros(0)).any())
+
+    @property
+    def everything_resident(self) -> bool:
+        return self.slots >= self.experts and bool((self.slot_of != EMPTY).all())
+
+    def take(self, experts: np.ndarray, keep: np.ndarray) -> np.ndarray:
+        """Pin slots for `experts` (ascending, distinct), evicting others; returns those that must be read.
+
+        Evicts experts outside `keep` first. LeaseError when open leases leave too few slots.
+        """
+        missing = experts[self.slot_of[experts] == EMPTY]
+        self.pins[self.slot_of[experts[self.slot_of[experts] != EMPTY]]] += 1
+        if len(missing):
+            if np.count_nonzero(self.pins == 0) < len(missing):
+                self.settle()
+            free = np.flatnonzero((self.expert_in == EMPTY) & (self.pins == 0))[: len(missing)]
+            short = len(missing) - len(free)
+            if short:
+                movable = self.expert_in[(self.expert_in != EMPTY) & (self.pins == 0)]
+                if len(movable) < short:
+                    self.pins[self.slot_of[experts[self.slot_of[experts] != EMPTY]]] -= 1
+                    raise LeaseError(
+                        f"{len(experts)} experts are wanted but only {len(free) + len(movable)} of {self.slots} slots are "
+                        "not leased; release leases before asking for more."
+                    )
+                unwanted = movable[~np.isin(movable, keep)]
+                victims = self.policy.victims(unwanted, short)
+                if len(victims) < short:
+                    wanted = movable[np.isin(movable, keep)]
+                    victims = np.concatenate([victims, self.policy.victims(wanted, short - len(victims))])
+                freed = self.slot_of[victims]
+                self.slot_of[victims] = EMPTY
+                self.expert_in[freed] = EMPTY
+                free = np.concatenate([free, freed])
+            # The bytes of a slot that is about to be overwritten must not be wanted by a kernel that has not run yet.
+            self._settle_slots(free)
+            self.pins[free] += 1
+            self.slot_of[missing] = free
+        return missing
+
+    def seat(self, experts: np.ndarray) -> None:
+        """The slots of `experts` now hold their records."""
+        self.expert_in[self.slot_of[experts]] = experts
+        self.policy.inserted(experts)
+
+    def forget(self, experts: np.ndarray) -> None:
+        """Reading `experts` failed: their slots are empty again."""
+        self.slot_of[experts] = EMPTY
+
+    def unpin(self, slots: np.ndarray, after: Sequence[mx.array]) -> None:
+        """Drop one pin of `slots`; the slots may be overwritten once `after` is evaluated."""
+        self.pins[slots] -= 1
+        if after:
+            self._pending.append((slots, list(after)))
+
+    def _settle_slots(self, slots: np.ndarray) -> None:
+        if any(np.isin(held, slots).any() for held, _ in self._pending):
+            self.settle()
+
+    def settle(self) -> None:
+        """Evaluate what released leases still wait for."""
+        pending, self._pending = self._pending, []
+        for _, arrays in pending:
+            mx.eval(arrays)
+
+    def row(self, expert: int) -> memoryview:
+        """Where the record of `expert` is to be written: its slot, or staging where the host cannot write slots."""
+        if self._host is None:
+            return memoryview(np.empty(self.stride, np.uint8))
+        return memoryview(self._host[self.slot_of[expert]])
+
+    def deliver(self, experts: np.ndarray, rows: list[memoryview]) -> None:
+        """Move staged rows into their slots, where `row` gave staging."""
+        if self._host is None and len(experts):
+            staged = mx.array(np.stack([np.frombuffer(row, np.uint8) for row in rows]))
+            records, self.records = self.records, None
+            self.records = bank_write(records, staged, self.slot_of[experts].tolist())  # type: ignore[arg-type]
+            mx.eval(self.records)

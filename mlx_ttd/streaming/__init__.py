@@ -1,24 +1,26 @@
 """Which experts are in memory: provider, leases, slots, policies, reads and the budget."""
 
+from .budget import Division, divide
 from .embedding import EmbeddingRows
 from .lease import Lease
 from .ledger import ALLOCATOR_RESERVE, Ledger
 from .memory import auto_budget, machine_memory, parse_size, show_size
 from .policies import policy_names
-from .provider import ExpertProvider, slots_that_fit
+from .provider import ExpertProvider
 from .read_pool import ReadPool
 
 __all__ = [
     "ALLOCATOR_RESERVE",
+    "Division",
     "EmbeddingRows",
     "ExpertProvider",
     "Lease",
     "Ledger",
     "ReadPool",
     "auto_budget",
+    "divide",
     "machine_memory",
     "parse_size",
     "policy_names",
     "show_size",
-    "slots_that_fit",
 ]

@@ -9,14 +9,20 @@ import mlx.core as mx
 
 
 class Lease:
-    """`records` uint8 [slots, stride] and `slot_of` int32 [E] (-1: not in this lease).
+    """`records` uint8 [slots, stride] and `slot_of` int32 [E] (-1: not in this lease). `holds_all`: the only one of its call.
 
     Kernels append what they return to `outputs`. MLX is lazy: the slots stay pinned until the arrays given to
     `release` (by default the outputs) have been evaluated. Leaving a `with` block unreleased evaluates the outputs.
     """
 
-    def __init__(self, records: mx.array, slot_of: mx.array, on_release: Callable[[Sequence[mx.array]], None]):
-        self.records, self.slot_of = records, slot_of
+    def __init__(
+        self,
+        records: mx.array,
+        slot_of: mx.array,
+        on_release: Callable[[Sequence[mx.array]], None],
+        holds_all: bool = True,
+    ):
+        self.records, self.slot_of, self.holds_all = records, slot_of, holds_all
         self.outputs: list[mx.array] = []
         self._on_release: Callable[[Sequence[mx.array]], None] | None = on_release
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import BudgetError, RecordError
 from ..observe import Counters
+from ..spec import RecordLayout
 from ..store import Store
 from .lease import Lease
 from .ledger import Ledger
@@ -48,6 +49,12 @@ class ExpertProvider:
         self._files: dict[int, tuple[int, int]] = {}
         self._unread_ids: list[tuple[int, mx.array]] = []
 
+    def layout(self, layer: int) -> RecordLayout:
+        """Where the parts of a record of `layer` lie."""
+        layout = self.store.layouts[layer]
+        assert layout is not None
+        return layout
+
     def resize(self, slots: int) -> None:
         """Give every layer `slots` slots; the banks start empty. Each layer's old buffer goes before its new one comes."""
         slots = max(self.store.spec.top_k, min(slots, self.store.spec.experts))
@@ -72,7 +79,7 @@ class ExpertProvider:
         arriving = self._fetch(layer, groups[0], wanted)
         for i, group in enumerate(groups):
             arriving()
-            lease = self._lend(bank, group)
+            lease = self._lend(bank, group, holds_all=len(groups) == 1)
             try:
                 if i + 1 < len(groups):
                     arriving = self._fetch(layer, groups[i + 1], wanted[(i + 1) * size :])
@@ -92,7 +99,8 @@ class ExpertProvider:
         if bank.full_table is None:
             bank.full_table = mx.array(bank.slot_of)
         self._unread_ids.append((layer, ids))
-        return Lease(bank.records, bank.full_table, lambda after: None)  # type: ignore[arg-type]
+        assert bank.records is not None
+        return Lease(bank.records, bank.full_table, lambda after: None)
 
     def settle(self) -> None:
         """Count the choices of steps that were never read back, and finish released leases."""
@@ -105,11 +113,12 @@ class ExpertProvider:
         for bank in self.banks:
             bank.settle()
 
-    def _lend(self, bank: SlotBank, group: np.ndarray) -> Lease:
+    def _lend(self, bank: SlotBank, group: np.ndarray, holds_all: bool) -> Lease:
         slots = bank.slot_of[group]
         table = np.full(bank.experts, EMPTY, np.int32)
         table[group] = slots
-        return Lease(bank.records, mx.array(table), lambda after: bank.unpin(slots, after))  # type: ignore[arg-type]
+        assert bank.records is not None
+        return Lease(bank.records, mx.array(table), lambda after: bank.unpin(slots, after), holds_all)
 
     def _fetch(self, layer: int, group: np.ndarray, keep: np.ndarray) -> Callable[[], None]:
         """Pin slots for `group` and start reading what is missing; the returned call waits for it."""
@@ -207,7 +216,3 @@ class ExpertProvider:
             os.close(fd)
         self._files.clear()
 
-
-def slots_that_fit(free: int, strides: Sequence[int], experts: int) -> int:
-    """Slots a layer that `free` bytes hold, at most all experts."""
-    return min(experts, free // sum(strides))

@@ -1,0 +1,98 @@
+"""The loop: a prompt in aligned chunks, then one token after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from ..kernels import device_kind
+from ..models import Model
+from ..observe import Counters
+from ..state import LayerState
+
+Sampler = Callable[[mx.array], mx.array]
+Processor = Callable[[Sequence[int], mx.array], mx.array]
+
+
+@dataclass
+class Running:
+    """A sequence on a model: the tokens whose effect `state` holds."""
+
+    model: Model
+    state: list[LayerState]
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A sampled token and the f32 logits [V] it was sampled from, after the processors."""
+
+    token: int
+    logits: mx.array
+
+
+def prefill(
+    sequence: Running,
+    tokens: Sequence[int],
+    chunk: int,
+    counters: Counters,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Pass `tokens` through the model without logits, in chunks cut where absolute position is a multiple of `chunk`.
+
+    progress(done, total) is called after each chunk; an exception from it stops the prefill and leaves the state unusable.
+    """
+    model, offset = sequence.model, len(sequence.tokens)
+    cuts = [0, *range(chunk - offset % chunk, len(tokens), chunk), len(tokens)]
+    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        if start == stop:
+            continue
+        part = tokens[start:stop]
+        mx.eval(model.hidden_states(model.embed(np.array(part)), sequence.state, "prefill"))
+        mx.eval([layer.state for layer in sequence.state])
+        if device_kind() != "cpu":
+            mx.clear_cache()
+        sequence.tokens += part
+        counters.prefill_tokens += len(part)
+        if progress is not None:
+            progress(stop, len(tokens))
+
+
+def decode(sequence: Running, token: int, counters: Counters) -> mx.array:
+    """Pass one token and return the f32 logits [V] of what follows, evaluated together with the state."""
+    model = sequence.model
+    hidden = model.hidden_states(model.embed(np.array([token])), sequence.state, "decode")
+    logits = model.logits(hidden, "decode")[0]
+    mx.eval(logits, [layer.state for layer in sequence.state])
+    sequence.tokens.append(token)
+    counters.decode_steps += 1
+    counters.host_syncs += 1
+    return logits
+
+
+def generate_tokens(
+    sequence: Running,
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampler: Sampler,
+    processors: Sequence[Processor],
+    chunk: int,
+    counters: Counters,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Step]:
+    """Continue `sequence` by `prompt` (at least one token), then yield up to `max_tokens` sampled tokens.
+
+    The last prompt token always runs as a decode step. A yielded token is passed through the model only when the next is
+    asked for.
+    """
+    prefill(sequence, list(prompt[:-1]), chunk, counters, progress)
+    token = prompt[-1]
+    for _ in range(max_tokens):
+        logits = decode(sequence, token, counters)
+        for processor in processors:
+            logits = processor(sequence.tokens, logits)
+        token = int(sampler(logits).item())
+        yield Step(token, logits)

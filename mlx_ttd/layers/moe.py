@@ -1,0 +1,86 @@
+"""Mixture of experts: router, experts streamed through slots, shared expert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from .. import kernels
+from ..kernels import Mode
+from ..spec import ModelSpec
+from ..streaming import ExpertProvider
+from .mlp import SwiGLU
+from .weights import ResidentWeights
+
+
+class StreamedExperts(nn.Module):
+    """The routed experts of one layer, brought by `provider`. Use it in a model of your own in place of its experts."""
+
+    def __init__(self, provider: ExpertProvider, layer: int):
+        super().__init__()
+        self.provider, self.layer = provider, layer
+        self.layout = provider.layout(layer)
+
+    def __call__(
+        self, x: mx.array, ids: mx.array, weights: mx.array, mode: Mode, meanwhile: Sequence[mx.array] = ()
+    ) -> mx.array:
+        """Weighted sum of the chosen experts: f32 [T, H]. x [T, H]; ids int32 [T, k] ascending; weights f32 [T, k].
+
+        `meanwhile` are arrays to compute while experts are read.
+        """
+        if mode == "prefill":
+            return self._prefill(x, ids, weights)
+        lease = self.provider.resident(self.layer, ids)
+        if lease is not None:
+            return kernels.expert_ffn(x, lease, ids, weights, self.layout)
+        chosen = self._read_back(ids, meanwhile)
+        contributions = mx.zeros((*ids.shape, x.shape[1]), mx.float32)
+        for lease in self.provider.waves(self.layer, chosen):
+            if lease.holds_all:
+                out = kernels.expert_ffn(x, lease, ids, weights, self.layout)
+                lease.release()
+                return out
+            part = kernels.expert_contributions(x, lease, ids, self.layout)
+            contributions = mx.where((lease.slot_of[ids] >= 0)[..., None], part, contributions)
+            lease.release()
+        return kernels.combine(contributions, weights)
+
+    def _prefill(self, x: mx.array, ids: mx.array, weights: mx.array) -> mx.array:
+        total = mx.zeros(x.shape, mx.float32)
+        for lease in self.provider.waves(self.layer, self._read_back(ids, (x, weights))):
+            total = kernels.expert_ffn_accumulate(total, x, lease, ids, weights, self.layout)
+            mx.eval(total)
+            lease.release(())
+        return total
+
+    def _read_back(self, ids: mx.array, meanwhile: Sequence[mx.array]) -> np.ndarray:
+        self.provider.counters.host_syncs += 1
+        mx.async_eval(ids, *meanwhile)
+        return np.array(ids)
+
+
+class MoE(nn.Module):
+    def __init__(self, spec: ModelSpec, weights: ResidentWeights, prefix: str, provider: ExpertProvider, layer: int):
+        super().__init__()
+        self.top_k = spec.top_k
+        self.router = weights.linear(prefix + "moe.router")
+        self.experts = StreamedExperts(provider, layer)
+        self.shared = SwiGLU(weights, prefix + "shared.")
+        self.shared_scale = weights.linear(prefix + "shared.scale")
+
+    def route(self, x: mx.array, mode: Mode) -> tuple[mx.array, mx.array]:
+        """Expert ids int32 [T, k] ascending and weights f32 [T, k] for x [T, H]."""
+        return kernels.router(x, self.router.packed, self.top_k, mode)
+
+    def shared_output(self, x: mx.array, mode: Mode) -> mx.array:
+        """The gated shared expert, f32 [T, H]."""
+        return mx.sigmoid(self.shared_scale(x, mode).astype(mx.float32)) * self.shared(x, mode).astype(mx.float32)
+
+    def __call__(self, x: mx.array, mode: Mode) -> mx.array:
+        ids, weights = self.route(x, mode)
+        shared = self.shared_output(x, mode)
+        routed = self.experts(x, ids, weights, mode, meanwhile=(shared,))
+        return (routed + shared).astype(x.dtype)

@@ -1,0 +1,127 @@
+"""Qwen3.5 and 3.6, dense and mixture-of-experts: three gated DeltaNet layers to one of gated full attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from .. import kernels
+from ..errors import KernelError
+from ..kernels import BLOCK, Mode
+from ..layers import GatedAttention, GatedDeltaNet, MoE, ResidentWeights, SwiGLU
+from ..spec import FULL, ModelSpec
+from ..state import LayerState, new_state
+from ..streaming import EmbeddingRows, ExpertProvider
+
+
+def blocks(offset: int, rows: int) -> list[tuple[int, int]]:
+    """Row ranges of a chunk that starts at position `offset`, cut where absolute position is a multiple of BLOCK."""
+    cuts = [0, *range(BLOCK - offset % BLOCK, rows, BLOCK), rows]
+    return list(zip(cuts[:-1], cuts[1:], strict=True))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, spec: ModelSpec, weights: ResidentWeights, provider: ExpertProvider | None, layer: int):
+        super().__init__()
+        prefix = f"layers.{layer}."
+        self.eps = spec.eps
+        self.input_norm = weights.norm(prefix + "input_norm")
+        self.post_norm = weights.norm(prefix + "post_norm")
+        if spec.layer_types[layer] == FULL:
+            self.mixer: nn.Module = GatedAttention(spec, weights, prefix + "attn.")
+        else:
+            self.mixer = GatedDeltaNet(spec, weights, prefix + "gdn.")
+        if provider is None:
+            self.mlp: nn.Module = SwiGLU(weights, prefix + "mlp.")
+        else:
+            self.mlp = MoE(spec, weights, prefix, provider, layer)
+
+    def __call__(self, x: mx.array, state: LayerState, mode: Mode) -> mx.array:
+        """x [T, H] in, [T, H] out; `state` moves on by T."""
+        if mode != "prefill":
+            x = x + self.mixer(kernels.rms_norm(x, self.input_norm, self.eps), state, mode)
+            return x + self.mlp(kernels.rms_norm(x, self.post_norm, self.eps), mode)
+        return self._prefill(x, state)
+
+    def _prefill(self, x: mx.array, state: LayerState) -> mx.array:
+        # Only x, the normed rows and the experts' sum span the chunk; everything else lives for one block.
+        mode: Mode = "prefill"
+        mixed, normed, shared, ids, weights = [], [], [], [], []
+        for start, stop in blocks(state.offset, x.shape[0]):
+            rows = x[start:stop]
+            rows = rows + self.mixer(kernels.rms_norm(rows, self.input_norm, self.eps), state, mode)
+            inner = kernels.rms_norm(rows, self.post_norm, self.eps)
+            if isinstance(self.mlp, MoE):
+                chosen, weight = self.mlp.route(inner, mode)
+                shared.append(self.mlp.shared_output(inner, mode))
+                normed.append(inner)
+                ids.append(chosen)
+                weights.append(weight)
+                mx.eval(rows, state.state, shared[-1], inner, chosen, weight)
+            else:
+                rows = rows + self.mlp(inner, mode)
+                mx.eval(rows, state.state)
+            mixed.append(rows)
+        x = mx.concatenate(mixed)
+        if not isinstance(self.mlp, MoE):
+            return x
+        routed = self.mlp.experts(mx.concatenate(normed), mx.concatenate(ids), mx.concatenate(weights), mode)
+        return x + (routed + mx.concatenate(shared)).astype(x.dtype)
+
+
+class Model(nn.Module):
+    """The language model. `model(inputs [1, T], cache=None)` gives logits f32 [1, T, vocab], as mlx-lm expects."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: ResidentWeights,
+        provider: ExpertProvider | None,
+        embedding: EmbeddingRows | None,
+        dtype: mx.Dtype,
+        kv_dtype: mx.Dtype,
+        context: int,
+    ):
+        super().__init__()
+        self.spec, self.dtype, self.kv_dtype, self.context = spec, dtype, kv_dtype, context
+        self.embedding = embedding
+        self.layers = [DecoderLayer(spec, weights, provider, i) for i in range(len(spec.layer_types))]
+        self.norm = weights.norm("norm")
+        self.head = weights.linear("embedding" if spec.tied else "head")
+
+    def make_cache(self) -> list[LayerState]:
+        """An empty state for one sequence of at most `context` tokens."""
+        return new_state(self.spec, self.context, self.dtype, self.kv_dtype)
+
+    def embed(self, tokens: np.ndarray) -> mx.array:
+        """Embedding rows [n, H] of int token ids [n]."""
+        if self.embedding is not None:
+            return self.embedding(tokens, self.dtype)
+        table = self.head.packed
+        rows = [None if a is None else a[mx.array(tokens)] for a in (table.weight, table.scales, table.biases)]
+        if table.mode == "plain":
+            return rows[0].astype(self.dtype)  # type: ignore[union-attr]
+        return mx.dequantize(*rows, group_size=table.group, bits=table.bits, mode=table.mode).astype(self.dtype)
+
+    def hidden_states(self, x: mx.array, state: Sequence[LayerState], mode: Mode) -> mx.array:
+        """Rows after the last layer, before the final norm: [T, H] from embeddings x [T, H]."""
+        for layer, layer_state in zip(self.layers, state, strict=True):
+            x = layer(x, layer_state, mode)
+        return x
+
+    def logits(self, x: mx.array, mode: Mode, window: tuple[int, int] | None = None) -> mx.array:
+        """Logits f32 [T, n] of rows [T, H] from `hidden_states`, for all or a window of the vocabulary."""
+        return kernels.head(kernels.rms_norm(x, self.norm, self.spec.eps), self.head.packed, window, mode)
+
+    def __call__(self, inputs: mx.array, cache: Sequence[LayerState] | None = None, mode: Mode | None = None) -> mx.array:
+        """Logits of int token ids [1, T]. mode: a single token decodes, more prefill, unless "verify" is asked."""
+        if inputs.ndim != 2 or inputs.shape[0] != 1 or inputs.shape[1] == 0:
+            raise KernelError(f"inputs have shape {inputs.shape}; one sequence of token ids, [1, T], is what runs today.")
+        if mode is None:
+            mode = "decode" if inputs.shape[1] == 1 else "prefill"
+        state = self.make_cache() if cache is None else cache
+        hidden = self.hidden_states(self.embed(np.array(inputs[0])), state, mode)
+        return self.logits(hidden, mode)[None]

@@ -1,0 +1,78 @@
+"""Every option of `load`, with its default, its range and its environment variable."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .errors import OptionError
+from .streaming import parse_size, policy_names
+
+PREFIX = "MLX_TTD_"
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def _option(default: Any, doc: str, choices: tuple[str, ...] = (), low: int = 0, high: int = 0) -> Any:
+    return field(default=default, metadata={"doc": doc, "choices": choices, "low": low, "high": high})
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is loaded. MLX_TTD_<NAME> sets the default of an option; an argument wins over it."""
+
+    memory: str | int = _option("auto", "bytes, '3GB', '2.5GiB' or 'auto': the bound on everything the library keeps")
+    context: int = _option(4096, "tokens that keys and values are reserved for", low=1, high=1 << 22)
+    dtype: str = _option("auto", "of the residual stream; auto: float32 on CPU, bfloat16 on a GPU", ("auto", "float32", "bfloat16"))
+    kv_dtype: str = _option("auto", "of keys and values; auto: as dtype", ("auto", "float32", "bfloat16"))
+    policy: str = _option("lfu", "which expert leaves a full layer", tuple(policy_names()))
+    slots: int = _option(0, "slots a layer; 0: as many as memory holds", low=0, high=4096)
+    depth: int = _option(8, "reads in flight at a time", low=1, high=256)
+    parts: int = _option(1, "aligned reads that a record is split into", low=1, high=64)
+    verify: str = _option("first-read", "when a record's SHA-256 is compared", ("off", "first-read", "always"))
+    prefill_chunk: int = _option(0, "tokens of a prompt that pass a layer together, rounded to 256; 0: what memory holds", low=0, high=1 << 22)
+    backend: str = _option("auto", "implementation of every kernel", ("auto", "native", "gpu", "reference"))
+    progress: bool = _option(True, "show progress on standard error while loading")
+
+
+def _convert(name: str, text: str, default: Any) -> Any:
+    if isinstance(default, bool):
+        if text.lower() not in TRUE + FALSE:
+            raise OptionError(f"{PREFIX}{name.upper()}={text!r} is neither true nor false; write 1 or 0.")
+        return text.lower() in TRUE
+    if isinstance(default, int):
+        try:
+            return int(text)
+        except ValueError:
+            raise OptionError(f"{PREFIX}{name.upper()}={text!r} is not an integer.") from None
+    return text
+
+
+def _check(name: str, value: Any, default: Any, metadata: Mapping[str, Any]) -> None:
+    if name == "memory":
+        if value != "auto":
+            parse_size(value)
+        return
+    if type(value) is not type(default):
+        raise OptionError(f"{name}={value!r} is a {type(value).__name__}; a {type(default).__name__} is needed.")
+    if metadata["choices"] and value not in metadata["choices"]:
+        raise OptionError(f"{name}={value!r} is unknown; choose one of {', '.join(metadata['choices'])}.")
+    if metadata["high"] and not metadata["low"] <= value <= metadata["high"]:
+        raise OptionError(f"{name}={value!r} is out of range; it goes from {metadata['low']:,} to {metadata['high']:,}.")
+
+
+def make_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
+    """Options from arguments over environment over defaults. OptionError for an unknown name or a bad value."""
+    known = {f.name: f for f in fields(Options)}
+    variables = {key.removeprefix(PREFIX).lower(): text for key, text in environment.items() if key.startswith(PREFIX)}
+    for name, shown in [(n, n) for n in given] + [(n, PREFIX + n.upper()) for n in variables]:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}."
+            raise OptionError(f"option {shown} is unknown; {hint}")
+    values = {name: _convert(name, text, known[name].default) for name, text in variables.items()} | dict(given)
+    for name, value in values.items():
+        _check(name, value, known[name].default, known[name].metadata)
+    return Options(**values)

@@ -1,0 +1,88 @@
+"""How a budget is divided: resident weights, sequence state, scratch, and slots with all that is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import BudgetError
+from ..kernels import BLOCK
+from ..spec import FULL, ModelSpec
+from ..store import Store
+from .ledger import ALLOCATOR_RESERVE
+from .memory import show_size
+
+
+@dataclass(frozen=True)
+class Division:
+    """Bytes by purpose, and what they buy. `least` is the smallest budget that works."""
+
+    total: int
+    least: int
+    resident: int
+    state: int
+    scratch: int
+    slots: int
+    chunk: int
+
+
+def resident_bytes(store: Store) -> int:
+    return sum(info.nbytes for info in store.resident.values())
+
+
+def block_scratch(spec: ModelSpec, itemsize: int, context: int, attention_scores: bool) -> int:
+    """Bytes that one prefill block of BLOCK rows needs at its widest layer, and one row's logits with their copies."""
+    gdn = 3 * spec.conv_width + 4 * spec.value_width
+    attention = 8 * spec.heads * spec.head_dim + 4 * spec.kv_heads * spec.head_dim
+    if attention_scores:
+        attention += 3 * spec.heads * context
+    experts = spec.top_k * (2 * spec.inter + spec.hidden) if spec.is_moe else 3 * spec.inter
+    mixer = attention if FULL in spec.layer_types else 0
+    row = 6 * spec.hidden + max(gdn, mixer, experts)
+    return BLOCK * row * max(itemsize, 4) + 6 * spec.vocab * 4
+
+
+def chunk_bytes(spec: ModelSpec, tokens: int, itemsize: int) -> int:
+    """Bytes that span a prefill chunk of `tokens`: residual rows, normed rows, shared and routed sums, choices."""
+    return tokens * (spec.hidden * (3 * itemsize + 3 * 4) + spec.top_k * 16)
+
+
+def divide(
+    store: Store,
+    total: int,
+    state: int,
+    context: int,
+    itemsize: int,
+    attention_scores: bool,
+    chunk: int = 0,
+    slots: int = 0,
+) -> Division:
+    """Divide `total` bytes. BudgetError names the least that works; a dense model must fit whole.
+
+    chunk and slots fix those; 0 takes what fits: slots first up to twice top-k, then a chunk of up to 8 blocks, then slots.
+    """
+    spec = store.spec
+    resident = resident_bytes(store)
+    block = block_scratch(spec, itemsize, context, attention_scores)
+    strides = sum(layout.stride for layout in store.layouts if layout is not None)
+    fixed = resident + state + block + ALLOCATOR_RESERVE
+    first_chunk = chunk_bytes(spec, chunk or BLOCK, itemsize)
+    least_slots = max(spec.top_k, slots)
+    least = fixed + first_chunk + least_slots * strides
+    if total < least:
+        reason = "" if spec.is_moe else " (a dense model reads every weight for each token, so it has to fit whole)"
+        raise BudgetError(
+            f"{store.path} needs at least {least:,} bytes ({show_size(least)}) and the budget is {show_size(total)}{reason}: "
+            f"{show_size(resident)} resident weights, {show_size(least_slots * strides)} for {least_slots} slots a layer, "
+            f"{show_size(state)} state for {context:,} tokens, {show_size(block + first_chunk)} scratch, "
+            f"{show_size(ALLOCATOR_RESERVE)} for the allocator; raise memory= to {least:,}.",
+            least_bytes=least,
+        )
+    if not chunk:
+        chunk = BLOCK
+        comfortable = min(2 * spec.top_k, spec.experts) * strides
+        while chunk < 8 * BLOCK and fixed + chunk_bytes(spec, chunk * 2, itemsize) + comfortable <= total:
+            chunk *= 2
+    scratch = block + chunk_bytes(spec, chunk, itemsize)
+    if not slots and spec.is_moe:
+        slots = min(spec.experts, (total - resident - state - scratch - ALLOCATOR_RESERVE) // strides)
+    return Division(total, least, resident, state, scratch, slots, chunk)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError
 
 import pytest
+
 from mlx_ttd.observe import doctor
 
 
@@ -32,7 +33,7 @@ def test_two_backends_are_a_problem_with_its_remedy(installed):
     (problem,) = doctor.problems()
     assert "mlx-cpu and mlx-cuda-13" in problem
     assert "pip uninstall -y mlx-cpu mlx-cuda-13" in problem
-    assert "mlx[cuda13]==0.32.4" in problem
+    assert "mlx-cuda-13==0.32.4" in problem
 
 
 def test_a_backend_of_another_version_is_a_problem(installed):

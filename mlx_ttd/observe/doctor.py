@@ -36,7 +36,7 @@ def problems() -> list[str]:
         names = " ".join(backends)
         found.append(
             f"{' and '.join(backends)} are installed together and overwrite each other's libmlx; run "
-            f"`pip uninstall -y {names}`, then install the one that you want: mlx[cpu]=={mlx} or mlx[cuda13]=={mlx}."
+            f"`pip uninstall -y {names}`, then install the one that you want: mlx-cpu=={mlx} or mlx-cuda-13=={mlx}."
         )
     for name, backend in backends.items():
         if backend != mlx:
@@ -69,9 +69,10 @@ def report(memory: tuple[int, int], native: str, folder: str | os.PathLike[str] 
 
     disk = shutil.disk_usage(folder)
     device = mx.device_info()
+    backends = ", ".join(f"{name} {found}" for name, found in backends_installed().items())
     facts = {
         "mlx_ttd": __version__,
-        "mlx": f"{_version('mlx')} with {', '.join(f'{k} {v}' for k, v in backends_installed().items()) or 'no backend'}",
+        "mlx": f"{_version('mlx')} with {backends or 'no backend'}",
         "device": f"{mx.default_device()}, {device.get('device_name', '')} ({device.get('architecture', '')})",
         "native part": native,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",

@@ -1,0 +1,41 @@
+#include "bindings.h"
+
+#include <stdexcept>
+
+#include "isa.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+std::vector<std::string> supported_isas() {
+  std::vector<std::string> names;
+  for (auto isa : {ttd::Isa::portable, ttd::Isa::avx2, ttd::Isa::avx512})
+    if (ttd::supported(isa)) names.push_back(ttd::name(isa));
+  return names;
+}
+
+void set_isa(const std::string& name) {
+  for (auto isa : {ttd::Isa::portable, ttd::Isa::avx2, ttd::Isa::avx512})
+    if (name == ttd::name(isa) && ttd::supported(isa)) return ttd::set_isa(isa);
+  throw std::invalid_argument("This processor has no instruction set '" + name + "'; see isas().");
+}
+
+void set_threads(int count) {
+  if (count < 1) throw std::invalid_argument("set_threads needs at least one thread.");
+  ttd::set_threads(count);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.attr("mlx_version") = TTD_MLX_VERSION;
+  m.def("isas", supported_isas, "The instruction sets that can be forced here.");
+  m.def("isa", [] { return std::string(ttd::name(ttd::isa())); }, "The instruction set in use.");
+  m.def("set_isa", set_isa, nb::arg("name"), "Force an instruction set; ValueError if this processor lacks it.");
+  m.def("threads", ttd::threads, "Threads that take part in an operation.");
+  m.def("set_threads", set_threads, nb::arg("count"), "Resize the thread pool.");
+  ttd::bind_expert_ffn(m);
+  ttd::bind_linear(m);
+}

@@ -1,0 +1,17 @@
+// The instruction sets that the operations are compiled for, and which one runs.
+#pragma once
+
+namespace ttd {
+
+enum class Isa { portable, avx2, avx512 };
+
+bool supported(Isa isa);
+Isa isa();  // the best one supported, unless set_isa chose another
+void set_isa(Isa isa);
+const char* name(Isa isa);
+
+struct Operations;
+extern const Operations portable_operations, avx2_operations, avx512_operations;
+const Operations& operations();  // those of isa()
+
+}  // namespace ttd

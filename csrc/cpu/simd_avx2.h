@@ -1,0 +1,107 @@
+// simd.h on AVX2 with FMA and F16C: two registers of eight.
+#pragma once
+
+#include <immintrin.h>
+
+namespace ttd::avx2 {
+
+struct Floats {
+  __m256 lo, hi;
+};
+
+static inline __m256 widen(__m128i raw) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16)); }
+
+static inline __m128i narrow(__m256 value) {
+  const __m256i bits = _mm256_castps_si256(value);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+  const __m256i kept = _mm256_blendv_epi8(rounded, _mm256_or_si256(bits, _mm256_set1_epi32(1 << 22)), nan);
+  const __m256i high = _mm256_srli_epi32(kept, 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+}
+
+static inline const __m128i* words(const void* p) { return static_cast<const __m128i*>(p); }
+
+static inline Floats splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline Floats load(const bf16* p) { return {widen(_mm_loadu_si128(words(p))), widen(_mm_loadu_si128(words(p + 8)))}; }
+static inline Floats load(const f16* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(words(p))), _mm256_cvtph_ps(_mm_loadu_si128(words(p + 8)))};
+}
+static inline Floats load(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(words(p)))),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(words(p + 8))))};
+}
+static inline void store(float* p, Floats a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+static inline void store(bf16* p, Floats a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(a.lo));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), narrow(a.hi));
+}
+static inline void store(f16* p, Floats a) {
+  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, nearest));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.hi, nearest));
+}
+
+static inline Floats operator+(Floats a, Floats b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+static inline Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+static inline Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+static inline Floats operator/(Floats a, Floats b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+static inline Floats fma(Floats a, Floats b, Floats c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+static inline Floats min(Floats a, Floats b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+static inline Floats max(Floats a, Floats b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+static inline Floats round(Floats a) {
+  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, nearest), _mm256_round_ps(a.hi, nearest)};
+}
+
+// a * 2^n for whole n in [-252, 254]: two steps, since one power of two does not reach that far.
+static inline __m256 power_of_two(__m256i n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+static inline __m256 scale_by_power(__m256 a, __m256 n) {
+  const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
+  return _mm256_mul_ps(_mm256_mul_ps(a, power_of_two(half)), power_of_two(_mm256_sub_epi32(whole, half)));
+}
+static inline Floats scale_by_power(Floats a, Floats n) { return {scale_by_power(a.lo, n.lo), scale_by_power(a.hi, n.hi)}; }
+
+// b, and a NaN where a is one.
+static inline Floats select_nan(Floats a, Floats b) {
+  return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q)),
+          _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q))};
+}
+
+// The sum of the lanes: l and l + 8, then l and l + 4, l + 2, l + 1.
+static inline float sum(Floats a) {
+  const __m256 eight = _mm256_add_ps(a.lo, a.hi);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+
+static inline float largest(Floats a) {
+  const __m256 eight = _mm256_max_ps(a.lo, a.hi);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
+// Four sums at once, each with the bits of `sum`.
+static inline void sums(Floats a, Floats b, Floats c, Floats d, float* out) {
+  const __m256 ea = _mm256_add_ps(a.lo, a.hi), eb = _mm256_add_ps(b.lo, b.hi);
+  const __m256 ec = _mm256_add_ps(c.lo, c.hi), ed = _mm256_add_ps(d.lo, d.hi);
+  const __m256 ab = _mm256_add_ps(_mm256_permute2f128_ps(ea, eb, 0x20), _mm256_permute2f128_ps(ea, eb, 0x31));
+  const __m256 cd = _mm256_add_ps(_mm256_permute2f128_ps(ec, ed, 0x20), _mm256_permute2f128_ps(ec, ed, 0x31));
+  const __m256 acbd = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  const __m256 two = _mm256_add_ps(acbd, _mm256_permute_ps(acbd, 0xb1));
+  const __m128 ac = _mm256_castps256_ps128(two), bd = _mm256_extractf128_ps(two, 1);
+  _mm_storeu_ps(out, _mm_unpacklo_ps(_mm_shuffle_ps(ac, ac, 0x08), _mm_shuffle_ps(bd, bd, 0x08)));
+}
+
+}  // namespace ttd::avx2

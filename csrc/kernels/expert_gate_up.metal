@@ -1,0 +1,40 @@
+// silu(W_g x) * (W_u x) of each chosen expert, f32 [T * CHOICES, INTER]. A threadgroup takes one choice and
+// SIMDS * SPAN * PAIRS of its INTER gate and up rows; x is read once for all of them.
+constexpr int CHUNKS = HIDDEN * BITS / 128;
+constexpr int STEPS = CHUNKS / LANES;
+constexpr int SPAN = 32 / LANES;
+TGMEM float4 staged[(CHUNKS + 1) * (32 / BITS)];
+TGMEM float sums[CHUNKS];
+
+const uint choice = threadgroup_position_in_grid.y;
+const uint lane = thread_index_in_simdgroup % LANES;
+const uint first = (threadgroup_position_in_grid.x * SIMDS + simdgroup_index_in_threadgroup) * SPAN * PAIRS +
+                   thread_index_in_simdgroup / LANES;
+const int slot = slot_of[rows[choice]];
+const device uchar* record = records + ulong(slot < 0 ? 0 : slot) * ulong(STRIDE);
+const device uint4* codes = (const device uint4*)(record + CODES);
+const device S* scales = (const device S*)(record + SCALES);
+const device S* biases = (const device S*)(record + BIASES);
+
+Row<STEPS> gate[PAIRS], up[PAIRS];
+if (slot >= 0) {
+#pragma unroll
+  for (int p = 0; p < PAIRS; ++p) {
+    const uint row = first + p * SPAN < INTER ? first + p * SPAN : INTER - 1;
+    read_row<HIDDEN, BITS, GROUP, LANES, STEPS>(gate[p], codes, scales, biases, row, lane);
+    read_row<HIDDEN, BITS, GROUP, LANES, STEPS>(up[p], codes, scales, biases, INTER + row, lane);
+  }
+}
+stage<HIDDEN, BITS, SIMDS * 32>(x + ulong(choice / CHOICES) * HIDDEN, staged, sums,
+                                simdgroup_index_in_threadgroup * 32 + thread_index_in_simdgroup);
+threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+for (int p = 0; p < PAIRS; ++p) {
+  float value = 0.0f;
+  if (slot >= 0) {
+    const float g = lanes_sum<LANES>(row_dot<BITS, GROUP, LANES, CHUNKS, uint>(gate[p], staged, sums, 0, lane));
+    const float u = lanes_sum<LANES>(row_dot<BITS, GROUP, LANES, CHUNKS, uint>(up[p], staged, sums, 0, lane));
+    value = mul_rn(div_rn(g, add_rn(1.0f, exp_f32(-g))), u);
+  }
+  if (lane == 0 && first + p * SPAN < INTER) act[choice * INTER + first + p * SPAN] = value;
+}

@@ -1,0 +1,120 @@
+// Dot products of packed weight rows with an activation staged in threadgroup memory.
+//
+// Sixteen bytes of a row are one chunk: 32 codes of 4 bits, 16 of 8, or 8 or 4 plain numbers. LANES neighbouring lanes
+// share a row, each taking every LANES-th chunk, so that a SIMD-group reads whole lines.
+
+template <int BITS>
+FN float in_place_scale(int position) {
+  // A code is used where it lies in its 16-bit half; the activation carries the power of two that makes up for it.
+  return BITS == 4 ? (position == 0 ? 1.0f : position == 1 ? 0x1p-4f : position == 2 ? 0x1p-8f : 0x1p-12f)
+       : BITS == 8 ? (position % 2 == 0 ? 1.0f : 0x1p-8f)
+                   : 1.0f;
+}
+
+template <int LANES>
+FN float lanes_sum(float v) {
+  // An explicit butterfly: the same additions on every backend.
+  for (int mask = 1; mask < LANES; mask *= 2) v = add_rn(v, from_lane_xor(v, mask));
+  return v;
+}
+
+// The activation x[COLS] as float4 [quad of a chunk][chunk], one chunk of padding a quad against bank conflicts, and
+// the sum of x over each chunk.
+template <int COLS, int BITS, int THREADS, typename T>
+FN void stage(const device T* x, threadgroup float4* staged, threadgroup float* sums, uint index) {
+  constexpr int QUADS = 32 / BITS;
+  constexpr int CHUNKS = COLS / 4 / QUADS;
+#pragma unroll
+  for (uint i = index; i < uint(COLS / 4 + 31) / 32 * 32; i += THREADS) {
+    const bool inside = i < uint(COLS / 4);
+    const float4 v = inside ? load4(x + 4 * i) : quad_of(0.0f, 0.0f, 0.0f, 0.0f);
+    const float sum = lanes_sum<QUADS>(add_rn(add_rn(v.x, v.y), add_rn(v.z, v.w)));
+    if (inside) {
+      staged[i % QUADS * (CHUNKS + 1) + i / QUADS] =
+          quad_of(v.x, mul_rn(v.y, in_place_scale<BITS>(1)), mul_rn(v.z, in_place_scale<BITS>(2)),
+                  mul_rn(v.w, in_place_scale<BITS>(3)));
+      if (i % QUADS == 0) sums[i / QUADS] = sum;
+    }
+  }
+}
+
+template <int STEPS>
+struct Row {
+  uint4 codes[STEPS];
+  float scales[STEPS];
+  float biases[STEPS];
+};
+
+// GROUP 0: plain numbers, which have no scales.
+template <int COLS, int BITS, int GROUP, int LANES, int STEPS, typename S>
+FN void read_row(thread Row<STEPS>& row, const device uint4* codes, const device S* scales, const device S* biases,
+                 uint index, uint lane) {
+  constexpr uint CHUNKS = COLS * BITS / 128;
+  constexpr uint CHUNKS_A_GROUP = GROUP > 0 ? GROUP * BITS / 128 : CHUNKS;
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    const uint chunk = lane + step * LANES;
+    row.codes[step] = codes[ulong(index) * CHUNKS + chunk];
+    if (GROUP > 0) {
+      const ulong group = ulong(index) * (CHUNKS / CHUNKS_A_GROUP) + chunk / CHUNKS_A_GROUP;
+      row.scales[step] = float(scales[group]);
+      row.biases[step] = float(biases[group]);
+    }
+  }
+}
+
+// 2^23 + n has n in its lowest bits, so masking a code into that number and taking 2^23 away converts it exactly.
+FN float code_at(uint word, uint mask) { return add_rn(bits_to_float((word & mask) | 0x4B000000u), -8388608.0f); }
+
+template <int BITS>
+FN float dot_half_word(uint word, float4 x, float acc) {
+  acc = fma(code_at(word, BITS == 4 ? 0x000Fu : 0x00FFu), x.x, acc);
+  acc = fma(code_at(word, BITS == 4 ? 0x00F0u : 0xFF00u), x.y, acc);
+  if (BITS == 4) {
+    acc = fma(code_at(word, 0x0F00u), x.z, acc);
+    acc = fma(code_at(word, 0xF000u), x.w, acc);
+  }
+  return acc;
+}
+
+// Adds the product of a chunk's word number `word` with its activations; `x` points at the chunk, `stride` apart lie
+// its quads.
+template <int BITS, typename W>
+FN float dot_word(uint codes, const threadgroup float4* x, int stride, int word, float acc) {
+  if (BITS == 4) {
+    acc = dot_half_word<4>(codes, x[2 * word * stride], acc);
+    return dot_half_word<4>(codes >> 16, x[(2 * word + 1) * stride], acc);
+  }
+  if (BITS == 8) {
+    const float4 v = x[word * stride];
+    acc = dot_half_word<8>(codes, v, acc);
+    return dot_half_word<8>(codes >> 16, quad_of(v.z, v.w, 0.0f, 0.0f), acc);
+  }
+  if (BITS == 16) {
+    const float4 v = x[word / 2 * stride];
+    const float2 w = pair_of<W>(codes);
+    acc = fma(w.x, word % 2 == 0 ? v.x : v.z, acc);
+    return fma(w.y, word % 2 == 0 ? v.y : v.w, acc);
+  }
+  const float4 v = x[0];
+  return fma(bits_to_float(codes), word == 0 ? v.x : word == 1 ? v.y : word == 2 ? v.z : v.w, acc);
+}
+
+// This lane's share of row . x; `staged` holds STAGED chunks, of which the row's first is `first`.
+template <int BITS, int GROUP, int LANES, int STAGED, typename W, int STEPS>
+FN float row_dot(thread const Row<STEPS>& row, const threadgroup float4* staged, const threadgroup float* sums,
+                 uint first, uint lane) {
+  float total = 0.0f;
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    const uint chunk = first + lane + step * LANES;
+    const threadgroup float4* x = staged + chunk;
+    float dot = GROUP > 0 ? 0.0f : total;
+    dot = dot_word<BITS, W>(row.codes[step].x, x, STAGED + 1, 0, dot);
+    dot = dot_word<BITS, W>(row.codes[step].y, x, STAGED + 1, 1, dot);
+    dot = dot_word<BITS, W>(row.codes[step].z, x, STAGED + 1, 2, dot);
+    dot = dot_word<BITS, W>(row.codes[step].w, x, STAGED + 1, 3, dot);
+    total = GROUP > 0 ? fma(row.scales[step], dot, fma(row.biases[step], sums[chunk], total)) : dot;
+  }
+  return total;
+}

@@ -1,7 +1,7 @@
 """The operations that are worth own kernels: a plain MLX reference each, and the choice of Metal, CUDA or native."""
 
 from .attention import attention
-from .backend import Mode, device_kind, forced, set_backend, used
+from .backend import Mode, chosen, device_kind, forced, set_backend, used
 from .bank import bank_write
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .gated_delta import GatedDelta, gated_delta
@@ -18,6 +18,7 @@ __all__ = [
     "Weight",
     "attention",
     "bank_write",
+    "chosen",
     "combine",
     "device_kind",
     "expert_contributions",

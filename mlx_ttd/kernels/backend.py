@@ -58,6 +58,12 @@ def run(op: str, *args: Any) -> Any:
     raise KernelError(f"{op} has no {_forced} implementation for these arguments; unset the forced backend to let it choose.")
 
 
+def chosen(op: str) -> Kind:
+    """The implementation of `op` that is asked first on this machine."""
+    kinds = (_forced,) if _forced else ORDER[device_kind()]
+    return next((kind for kind in kinds if kind in _variants[op]), "reference")
+
+
 def set_backend(kind: Kind | None) -> None:
     """Force one implementation for every operation (None: choose). KernelError at the call that lacks it."""
     global _forced

@@ -76,6 +76,13 @@ def _contributions(x: mx.array, lease: Records, rows: mx.array, layout: RecordLa
     return mx.where((slots >= 0)[..., None], out, 0.0)
 
 
+def _combine(contributions: mx.array, weights: mx.array) -> mx.array:
+    total = contributions[:, 0] * weights[:, :1]
+    for j in range(1, contributions.shape[1]):
+        total = total + contributions[:, j] * weights[:, j : j + 1]
+    return total
+
+
 def _ffn(x: mx.array, lease: Records, rows: mx.array, weights: mx.array, layout: RecordLayout) -> mx.array:
     return combine(expert_contributions(x, lease, rows, layout), weights)
 
@@ -105,10 +112,7 @@ def expert_contributions(x: mx.array, lease: Records, rows: mx.array, layout: Re
 
 def combine(contributions: mx.array, weights: mx.array) -> mx.array:
     """Sum of weights [T, k] f32 times contributions [T, k, H] f32 in order of k: f32 [T, H]."""
-    total = contributions[:, 0] * weights[:, :1]
-    for j in range(1, contributions.shape[1]):
-        total = total + contributions[:, j] * weights[:, j : j + 1]
-    return total
+    return run("combine", contributions, weights)
 
 
 def expert_ffn(x: mx.array, lease: Records, rows: mx.array, weights: mx.array, layout: RecordLayout) -> mx.array:
@@ -129,5 +133,6 @@ def expert_ffn_accumulate(
 
 
 register("expert_contributions", "reference", _contributions)
+register("combine", "reference", _combine)
 register("expert_ffn", "reference", _ffn)
 register("expert_ffn_accumulate", "reference", _accumulate)

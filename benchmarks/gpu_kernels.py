@@ -1,0 +1,250 @@
+"""The GPU kernels against their references and against MLX's own operations, at the shapes of Qwen3.6-35B-A3B.
+
+    python -m benchmarks.gpu_kernels [--json FILE]
+
+Runs on Metal and CUDA alike; takes about two minutes and 4 GB of GPU memory. Every timed call reads other weights than
+the one before, and 128 calls are chained by their values in one evaluation; launches are included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_ttd import kernels
+from mlx_ttd.kernels import Weight
+from mlx_ttd.spec import Quantisation, RecordLayout, record_layout
+
+HIDDEN, INTER, EXPERTS, TOP_K, VOCABULARY = 2048, 512, 256, 8, 248_320
+CALLS, REPEATS = 128, 7
+EPS = 1e-6
+Step = Callable[[mx.array, int], mx.array]
+
+
+def random_codes(shape: tuple[int, ...], key: int) -> mx.array:
+    return mx.random.randint(0, 1 << 32, shape, mx.uint32, key=mx.random.key(key))
+
+
+def random_weight(rows: int, cols: int, bits: int, key: int, dtype: mx.Dtype = mx.bfloat16) -> Weight:
+    """Affine codes, group 64, of about unit gain: scale q + bias is centred, with variance 1 / cols."""
+    scale = (12.0 / cols) ** 0.5 / 2**bits
+    scales = mx.full((rows, cols // 64), scale, dtype)
+    return Weight(
+        random_codes((rows, cols * bits // 32), key), scales, scales * -(2.0 ** (bits - 1)), bits, 64, "affine"
+    )
+
+
+def random_lease(layout: RecordLayout, slots: int, key: int) -> SimpleNamespace:
+    """A bank of random experts, expert e in slot slots - 1 - e."""
+    records = np.zeros((slots, layout.stride), np.uint8)
+    for offset, matrix in enumerate((layout.gate_up, layout.down)):
+        w = random_weight(slots * matrix.rows, matrix.cols, matrix.bits, key + offset)
+        parts = ((w.weight, matrix.codes), (w.scales, matrix.scales), (w.biases, matrix.biases))
+        for array, start in parts:
+            data = np.array(array.view(mx.uint8)).reshape(slots, -1)
+            records[:, start : start + data.shape[1]] = data
+    return SimpleNamespace(records=mx.array(records), slot_of=mx.arange(slots)[::-1].astype(mx.int32))
+
+
+def random_rows(calls: int, experts: int, key: int) -> list[mx.array]:
+    """Ascending choices [1, k] a call, each of which reads experts that the last 400 MB did not hold."""
+    generator = np.random.default_rng(key)
+    rounds = np.concatenate([generator.permutation(experts) for _ in range(-(-calls * TOP_K // experts))])
+    return [mx.array(np.sort(c)[None].astype(np.int32)) for c in rounds[: calls * TOP_K].reshape(calls, TOP_K)]
+
+
+def microseconds(step: Step, start: mx.array) -> float:
+    """Median time of one of CALLS chained calls of `step`."""
+    times = []
+    for _ in range(REPEATS + 2):
+        began = time.perf_counter()
+        x = start
+        for i in range(CALLS):
+            x = step(x, i)
+        mx.eval(x)
+        times.append((time.perf_counter() - began) / CALLS * 1e6)
+    return statistics.median(times[2:])
+
+
+def on_device(step: Step, start: mx.array) -> float:
+    """As `microseconds`, with the graph built once by mx.compile, so that the host is no part of it."""
+
+    def chain(x: mx.array) -> mx.array:
+        for i in range(CALLS):
+            x = step(x, i)
+        return x
+
+    compiled = mx.compile(chain)
+    times = []
+    for _ in range(REPEATS + 2):
+        began = time.perf_counter()
+        mx.eval(compiled(start))
+        times.append((time.perf_counter() - began) / CALLS * 1e6)
+    return statistics.median(times[2:])
+
+
+def copy_bandwidth() -> float:
+    """GB/s of x + 1 over 1 GB, counting bytes read and written."""
+    x = mx.zeros((1 << 28,), mx.float32)
+    mx.eval(x)
+    best = min(timed(lambda: x + 1) for _ in range(8))
+    return 2 * x.nbytes / best / 1e9
+
+
+def timed(make: Callable[[], mx.array]) -> float:
+    began = time.perf_counter()
+    mx.eval(make())
+    return time.perf_counter() - began
+
+
+def expert_arms(bits: int) -> tuple[dict[str, Step], int]:
+    layout = record_layout(HIDDEN, INTER, Quantisation(bits, 64), Quantisation(bits, 64))
+    lease = random_lease(layout, EXPERTS, 1)
+    rows = random_rows(CALLS, EXPERTS, 2)
+    weights = mx.full((1, TOP_K), 1 / TOP_K)
+    gate_up = [mx.contiguous(p) for p in kernels.part_views(lease.records, layout.gate_up) if p is not None]
+    down = [mx.contiguous(p) for p in kernels.part_views(lease.records, layout.down) if p is not None]
+    slots = [lease.slot_of[r] for r in rows]
+    mx.eval(lease.records, rows, weights, gate_up, down, slots)
+    options = {"transpose": True, "group_size": 64, "bits": bits}
+    swiglu = mx.compile(lambda gate, up: gate * mx.sigmoid(gate) * up, shapeless=True)
+
+    def ours(x: mx.array, i: int) -> mx.array:
+        return kernels.expert_ffn(mx.fast.rms_norm(x, None, EPS), lease, rows[i], weights, layout)
+
+    def mlx_pair(x: mx.array, i: int) -> mx.array:
+        x = mx.fast.rms_norm(x, None, EPS).reshape(1, 1, 1, HIDDEN)
+        y = mx.gather_qmm(x, *gate_up, rhs_indices=slots[i], **options)
+        y = mx.gather_qmm(swiglu(y[..., :INTER], y[..., INTER:]), *down, rhs_indices=slots[i], **options)
+        return y[:, i % TOP_K, 0]
+
+    def mlx_sum(x: mx.array, i: int) -> mx.array:
+        x = mx.fast.rms_norm(x, None, EPS).reshape(1, 1, 1, HIDDEN)
+        y = mx.gather_qmm(x, *gate_up, rhs_indices=slots[i], **options)
+        y = mx.gather_qmm(swiglu(y[..., :INTER], y[..., INTER:]), *down, rhs_indices=slots[i], **options)
+        return (y[:, :, 0] * weights[..., None].astype(y.dtype)).sum(axis=1)
+
+    read = TOP_K * (layout.gate_up.codes_bytes + layout.down.codes_bytes) * (1 + 32 // bits // 8 * 0) + TOP_K * 2 * (
+        layout.gate_up.scales_bytes + layout.down.scales_bytes
+    )
+    return {"ours": ours, "mlx": mlx_pair, "mlx_sum": mlx_sum}, read
+
+
+def matrix_arms(w: list[Weight], head: bool) -> dict[str, Step]:
+    cols = w[0].weight.shape[1] * 32 // w[0].bits if w[0].mode == "affine" else w[0].weight.shape[1]
+
+    def ours(x: mx.array, i: int) -> mx.array:
+        x, used = x[:, :cols], w[i % len(w)]
+        return kernels.head(x, used, None, "decode") if head else kernels.linear(x, used, "decode")
+
+    def theirs(x: mx.array, i: int) -> mx.array:
+        x, used = x[:, :cols], w[i % len(w)]
+        if used.mode == "plain":
+            return x @ used.weight.T
+        return mx.quantized_matmul(x, used.weight, used.scales, used.biases, True, used.group, used.bits)
+
+    return {"ours": ours, "mlx": theirs}
+
+
+def digest(x: mx.array) -> str:
+    return hashlib.sha256(np.array(x.astype(mx.float32)).tobytes()).hexdigest()[:16]
+
+
+def worst(got: mx.array, wanted: mx.array) -> float:
+    """Largest difference relative to the largest wanted number."""
+    got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
+    return (mx.abs(got - wanted).max() / mx.abs(wanted).max()).item()
+
+
+def checks() -> dict[str, tuple[float, str]]:
+    """Each kernel in f32 on small random input: its worst relative difference from the reference, and a hash."""
+    mx.random.seed(0)
+    generator = np.random.default_rng(7)
+    layout = record_layout(256, 128, Quantisation(4, 64), Quantisation(4, 64))
+    lease = random_lease(layout, 16, 5)
+    x = mx.array(generator.standard_normal((9, 256), np.float32))
+    rows = mx.array(np.sort(generator.permuted(np.tile(np.arange(16), (9, 1)), axis=1)[:, :4], axis=1).astype(np.int32))
+    shares = mx.softmax(mx.array(generator.standard_normal((9, 4), np.float32)), axis=-1)
+    packed, plain = random_weight(320, 256, 4, 9), Weight(mx.array(generator.standard_normal((64, 256), np.float32)))
+    calls: dict[str, Callable[[], mx.array]] = {
+        "expert_ffn": lambda: kernels.expert_ffn(x, lease, rows, shares, layout),
+        "expert_contributions": lambda: kernels.expert_contributions(x, lease, rows, layout),
+        "linear_int4": lambda: kernels.linear(x, packed, "decode"),
+        "linear_f32": lambda: kernels.linear(x, plain, "decode"),
+        "router_weights": lambda: kernels.router(x, plain, 4, "decode")[1],
+    }
+    results = {}
+    for name, call in calls.items():
+        with kernels.forced("gpu"):
+            got = call()
+        with kernels.forced("reference"):
+            results[name] = (worst(got, call()), digest(got))
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    mx.set_default_device(mx.gpu)
+    machine = {
+        "device": str(mx.device_info().get("device_name", "unknown")),
+        "system": platform.platform(),
+        "mlx": version("mlx"),
+        "date": date.today().isoformat(),
+    }
+    print(machine)
+    results: dict[str, float] = {}
+    for name, (difference, value) in checks().items():
+        print(f"{name:22} {difference:9.1e} {value}")
+        results[f"{name}.difference"] = difference
+    results["copy_gb_s"] = copy_bandwidth()
+    print(f"copy {results['copy_gb_s']:.0f} GB/s")
+
+    start = mx.random.normal((1, HIDDEN), key=mx.random.key(3))
+
+    def report(name: str, arms: dict[str, Step], read: int, idle: float) -> None:
+        used = {"ours": on_device(arms["ours"], start) - idle}
+        for arm, step in arms.items():
+            if arm != "ours":
+                used[arm] = on_device(step, start.astype(mx.bfloat16)) - idle
+                results[f"{name}.vs_{arm}"] = used[arm] / used["ours"]
+        results[f"{name}.us"], results[f"{name}.gb_s"] = used["ours"], read / used["ours"] / 1e3
+        print(f"{name:16} {read / 1e6:7.1f} MB {results[f'{name}.gb_s']:6.0f} GB/s ", end="")
+        print("  ".join(f"{arm} {t:.1f} us" for arm, t in used.items()))
+
+    norm = on_device(lambda x, i: mx.fast.rms_norm(x, None, EPS), start)
+    print(f"the norm between expert calls, taken off both arms: {norm:.1f} us")
+    results["norm.us"] = norm
+    arms, read = expert_arms(4)
+    report("expert_ffn_t1", arms, read, norm)
+    for bits in (4, 8):
+        w = [random_weight(VOCABULARY, HIDDEN, bits, k) for k in (11, 12)]
+        mx.eval([v.arrays for v in w])
+        report(f"head_int{bits}", matrix_arms(w, True), w[0].nbytes, 0.0)
+    w = [Weight((mx.random.normal((VOCABULARY, HIDDEN)) / HIDDEN**0.5).astype(mx.bfloat16))]
+    mx.eval(w[0].weight)
+    report("head_bf16", matrix_arms(w, True), w[0].nbytes, 0.0)
+    for rows, cols in ((8192, 2048), (2048, 4096)):
+        w = [random_weight(rows, cols, 4, k) for k in range(400_000_000 // (rows * cols * 9 // 16) + 1)]
+        mx.eval([v.arrays for v in w])
+        if rows >= cols:
+            report(f"linear_{cols}_{rows}", matrix_arms(w, False), w[0].nbytes, 0.0)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -5,8 +5,11 @@ from __future__ import annotations
 from fnmatch import fnmatch
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+hypothesis.settings.register_profile("busy machine", deadline=None)
+hypothesis.settings.load_profile("busy machine")
 SKIPS = pytest.StashKey[list[str]]()
 LINES = (Path(__file__).parent / "allowed_skips.txt").read_text().splitlines()
 ALLOWED = [line for line in LINES if line and not line.startswith("#")]

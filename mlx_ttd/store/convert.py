@@ -1,0 +1,180 @@
+"""Converting a checkpoint to a store: streamed in bounded ranges, resumable, visible under its name only when complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ConversionError
+from ..spec import Matrix
+from .checkpoint import Checkpoint, open_checkpoint
+from .digest import sha256
+from .encodings import Bytes
+from .format import MANIFEST, VERBATIM, VERSION
+from .importers.base import row_count
+from .journal import Journal
+from .manifest import Copied, FileEntry, Manifest
+from .pipeline import ahead, behind
+from .plan import Plan, PlannedFile, make_plan
+from .policy import load_policy
+from .progress import Meter, Progress
+from .quantise import convert_rows
+from .sources import Sources, match
+from .writer import FileWriter
+
+RANGE_BYTES = 16 << 20
+SPARE_BYTES = 64 << 20
+VERBATIM_LIMIT = 256 << 20
+
+Piece = tuple[str | int, int, memoryview]
+
+
+def _spans(count: int, unit_bytes: int) -> Iterator[tuple[int, int]]:
+    step = max(1, RANGE_BYTES // unit_bytes)
+    return ((start, min(start + step, count)) for start in range(0, count, step))
+
+
+def _dense_pieces(checkpoint: Checkpoint, file: PlannedFile) -> Iterator[Piece]:
+    def blocks() -> Iterator[tuple[int, int, list[Bytes]]]:
+        for index, planned in enumerate(file.tensors):
+            shape = planned.source.tensor.shape
+            for start, stop in _spans(row_count(shape), shape[-1] * 4):
+                yield index, start, planned.source.read(checkpoint, start, stop)
+
+    for index, start, found in ahead(blocks()):
+        planned = file.tensors[index]
+        name = planned.source.tensor.name
+        packed = convert_rows(found, planned.source.encoding, planned.target)
+        for part, block in zip((name, name + ".scales", name + ".biases"), packed, strict=False):
+            yield part, start * block.shape[1], memoryview(block).cast("B")
+
+
+def _place(records: Bytes, matrix: Matrix, packed: list[Bytes]) -> None:
+    for offset, block in zip((matrix.codes, matrix.scales, matrix.biases), packed, strict=False):
+        assert offset is not None
+        rows = block.reshape(len(records), -1)
+        records[:, offset : offset + rows.shape[1]] = rows
+
+
+def _expert_pieces(checkpoint: Checkpoint, file: PlannedFile) -> Iterator[Piece]:
+    layout, experts = file.layout, file.tensors[0].source.tensor.shape[0]
+    assert layout is not None
+
+    def blocks() -> Iterator[tuple[int, int, list[list[Bytes]]]]:
+        for first, last in _spans(experts, 3 * layout.hidden * layout.inter * 4):
+            rows = [(t.source, t.source.tensor.shape[1]) for t in file.tensors]
+            yield first, last, [source.read(checkpoint, first * n, last * n) for source, n in rows]
+
+    for first, last, found in ahead(blocks()):
+        records = np.zeros((last - first, layout.stride), np.uint8)
+        for matrix, planned, block in zip((layout.gate_up, layout.down), file.tensors, found, strict=True):
+            _place(records, matrix, convert_rows(block, planned.source.encoding, planned.target))
+        for i, record in enumerate(records):
+            yield first + i, (first + i) * layout.stride, memoryview(record)
+
+
+def _write(checkpoint: Checkpoint, file: PlannedFile, meter: Meter) -> FileEntry:
+    pieces = (_dense_pieces if file.layout is None else _expert_pieces)(checkpoint, file)
+    writer = FileWriter(file.header)
+    try:
+        with behind(writer.write) as write:
+            for part, position, data in pieces:
+                write(part, position, data)
+                meter.advance(len(data))
+        return writer.finish()
+    finally:
+        writer.close()
+
+
+def _copy_verbatim(checkpoint: Checkpoint, root: Path) -> dict[str, Copied]:
+    copied = {}
+    for name in VERBATIM:
+        source = checkpoint.path / name
+        if not source.is_file():
+            continue
+        if source.stat().st_size > VERBATIM_LIMIT:
+            raise ConversionError(f"{source} is larger than {VERBATIM_LIMIT:,} bytes, which no such file is; check it.")
+        data = source.read_bytes()
+        _write_durably(root / name, data)
+        copied[name] = Copied(len(data), sha256(data))
+    return copied
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_space(plan: Plan, done: dict[str, FileEntry], where: Path) -> None:
+    needed = sum(f.header.file_bytes for name, f in plan.files.items() if name not in done) + SPARE_BYTES
+    free = shutil.disk_usage(where).free
+    if free < needed:
+        raise ConversionError(
+            f"{where} has {free / 1e9:.2f} GB free; the store needs {needed / 1e9:.2f} GB more: free some space."
+        )
+
+
+def _manifest(
+    checkpoint: Checkpoint, sources: Sources, plan: Plan, policy: str, origin: dict[str, str | None]
+) -> Manifest:
+    layouts = [file.layout for file in plan.files.values() if file.layout is not None]
+    layers = len(checkpoint.spec.layer_types)
+    trunk = layouts[:layers] if checkpoint.spec.is_moe else [None] * layers
+    return Manifest(
+        source={**origin, "importer": sources.importer, "fingerprint": checkpoint.fingerprint},
+        policy=policy,
+        norms=sources.norms,
+        quantisation=plan.quantisation(),
+        layouts=tuple(trunk),
+        mtp=sources.mtp,
+        mtp_layout=layouts[layers] if sources.mtp and checkpoint.spec.is_moe else None,
+        files={},
+        copied={},
+    )
+
+
+def convert(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    policy: str | Path = "int4",
+    head_bits: int | None = None,
+    embed_bits: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    repo: str | None = None,
+    revision: str | None = None,
+) -> Path:
+    """Convert the checkpoint directory `src` to the store directory `dst`; `repo` and `revision` are noted as its origin.
+
+    What is already quantised keeps its bits; the rest follows `policy` (a bundled name or a JSON file), `head_bits` and
+    `embed_bits` (16, 8 or 4). Work goes on in '<dst>.partial'; the same call after an interruption resumes there and gives
+    the same bytes. Raises CheckpointError, ConversionError, OptionError, ConfigError.
+    """
+    target = Path(dst)
+    if os.path.lexists(target):
+        raise ConversionError(f"{target} exists already; give another name or remove it.")
+    with open_checkpoint(src) as checkpoint:
+        chosen = load_policy(policy, head_bits, embed_bits, checkpoint.spec.tied)
+        sources = match(checkpoint)
+        with Journal(target.with_name(target.name + ".partial")) as journal:
+            plan = make_plan(checkpoint, sources, chosen, journal.store)
+            manifest = _manifest(checkpoint, sources, plan, chosen.name, {"repo": repo, "revision": revision})
+            done = journal.resume(sha256(f"{VERSION}\n{manifest.to_text()}".encode()), plan)
+            _check_space(plan, done, journal.store)
+            meter = Meter(plan.total_bytes, sum(done[name].bytes for name in done), progress)
+            for name, file in plan.files.items():
+                if name not in done:
+                    meter.current = name
+                    done[name] = _write(checkpoint, file, meter)
+                    journal.record(name, done[name])
+            manifest.files.update({name: done[name] for name in plan.files})
+            manifest.copied.update(_copy_verbatim(checkpoint, journal.store))
+            _write_durably(journal.store / MANIFEST, manifest.to_text().encode())
+            journal.publish(target)
+            meter.finish()
+    return target

@@ -1,0 +1,225 @@
+"""An opened store: every claim of its manifest and headers checked against the files, no weights read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import ConfigError, RecordError, StoreError
+from ..spec import ModelSpec, Quantisation, RecordLayout, model_spec, read_json
+from .digest import file_digest, sha256
+from .file_ranges import opened, read_into
+from .format import (
+    CONFIG,
+    EMBEDDING,
+    MANIFEST,
+    MANIFEST_BYTES,
+    MTP,
+    MTP_EXPERTS,
+    PLAIN_DTYPES,
+    RECORDS,
+    RECORDS_START,
+    RESIDENT,
+    Norms,
+    expert_file,
+    parts,
+    store_files,
+    tensors_of,
+)
+from .manifest import FileEntry, Manifest
+from .manifest_check import check_version, parse_manifest
+from .safetensors_file import Header, TensorInfo, read_header
+
+MX_DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U32": mx.uint32, "U8": mx.uint8}
+
+
+@dataclass(frozen=True)
+class MTPStore:
+    """The multi-token-prediction layer of a store; `layout` is None for a dense model."""
+
+    resident: dict[str, TensorInfo]
+    layout: RecordLayout | None
+    path: Path
+    records: tuple[str, ...]
+
+    def expert_file(self) -> tuple[Path, int, int]:
+        """(file, offset of the first record, number of records)."""
+        return self.path, RECORDS_START, len(self.records)
+
+    def record_digest(self, expert: int) -> str:
+        """Hex SHA-256 of one expert record."""
+        return self.records[expert]
+
+
+@dataclass(frozen=True)
+class Store:
+    """A checked store directory. `resident` and `embedding` map part names ('layers.3.attn.q.scales') to places in files."""
+
+    path: Path
+    spec: ModelSpec
+    config: dict[str, Any]
+    manifest: Manifest
+    digest: str
+    resident: dict[str, TensorInfo]
+    embedding: dict[str, TensorInfo]
+    mtp: MTPStore | None
+
+    @property
+    def norms(self) -> Norms:
+        """Whether norm weights are stored as w or as 1 + w."""
+        return self.manifest.norms
+
+    @property
+    def layouts(self) -> tuple[RecordLayout | None, ...]:
+        """The record layout of each trunk layer; None where the layer has no experts."""
+        return self.manifest.layouts
+
+    def expert_file(self, layer: int) -> tuple[Path, int, int]:
+        """(file, offset of the first record, number of records) of a trunk layer."""
+        return self.path / expert_file(layer), RECORDS_START, self.spec.experts
+
+    def record_digest(self, layer: int, expert: int) -> str:
+        """Hex SHA-256 of one expert record of a trunk layer."""
+        records = self.manifest.files[expert_file(layer)].records
+        assert records is not None
+        return records[expert]
+
+    def quantisation(self, name: str) -> Quantisation | None:
+        """How the dense tensor `name` is packed; None when it is stored plain."""
+        return self.manifest.quantisation.get(name)
+
+
+def read_tensor(info: TensorInfo) -> mx.array:
+    """Read one tensor of a store as an evaluated array of its stored dtype and shape. Raises StoreError on a short read.
+
+    The file is read straight into the array's memory; on a CUDA device it is staged, since a host view would move the
+    buffer to managed memory for good.
+    """
+    staged = mx.default_device() == mx.gpu and mx.cuda.is_available()
+    raw = np.empty(info.nbytes, np.uint8) if staged else mx.zeros(info.nbytes, mx.uint8)
+    if not staged:
+        mx.eval(raw)
+    with opened(info.path) as fd:
+        read_into(fd, memoryview(raw), info.offset, info.path, f"tensor {info.name!r}")
+    array = (mx.array(raw) if staged else raw).view(MX_DTYPES[info.dtype]).reshape(info.shape)
+    mx.eval(array)
+    return array
+
+
+def _inside(root: Path, name: str) -> Path:
+    path = root / name
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise StoreError(f"{path} leads outside the store; replace the link by the file itself.")
+    return path
+
+
+def _header(root: Path, name: str, entry: FileEntry) -> Header:
+    path = _inside(root, name)
+    if not path.is_file():
+        raise StoreError(f"{path} is missing; copy the store again, whole.")
+    header = read_header(path)
+    if header.file_bytes != entry.bytes:
+        raise StoreError(
+            f"{path} holds {header.file_bytes:,} bytes where the manifest says {entry.bytes:,}; copy it again, whole."
+        )
+    return header
+
+
+def _check_digests(header: Header, entry: FileEntry) -> None:
+    if sha256(header.raw) != entry.header:
+        raise StoreError(f"{header.path}: the header does not match its digest; copy the file again.")
+    if file_digest(header.raw, entry.part_digests()) != entry.digest:
+        raise StoreError(
+            f"{header.path}: the manifest's digests of its parts do not match the file's; copy the store again."
+        )
+
+
+def _dense_file(root: Path, name: str, manifest: Manifest, spec: ModelSpec) -> dict[str, TensorInfo]:
+    entry = manifest.files[name]
+    header = _header(root, name, entry)
+    expected: set[str] = set()
+    for tensor in tensors_of(spec, name):
+        q = manifest.quantisation.get(tensor.name)
+        found = header.tensors.get(tensor.name)
+        dtype = found.dtype if found and found.dtype in PLAIN_DTYPES else PLAIN_DTYPES[0]
+        for part, (dtype, shape) in parts(tensor.name, tensor.shape, q, dtype).items():
+            got = header.tensors.get(part)
+            if got is None:
+                raise StoreError(f"{header.path} lacks tensor {part!r}; convert the checkpoint again.")
+            if (got.dtype, got.shape) != (dtype, shape):
+                raise StoreError(
+                    f"{header.path}: {part!r} is {got.dtype} {list(got.shape)} where config.json and the manifest "
+                    f"need {dtype} {list(shape)}; convert the checkpoint again."
+                )
+            expected.add(part)
+    if set(header.tensors) != expected or set(entry.tensors or ()) != expected:
+        raise StoreError(f"{header.path} and the manifest do not list the same tensors; convert the checkpoint again.")
+    _check_digests(header, entry)
+    return header.tensors
+
+
+def _expert_file(root: Path, name: str, entry: FileEntry, layout: RecordLayout, spec: ModelSpec) -> None:
+    header = _header(root, name, entry)
+    info = header.tensors.get(RECORDS)
+    if (
+        info is None
+        or len(header.tensors) != 1
+        or info.dtype != "U8"
+        or len(info.shape) != 2
+        or info.offset != RECORDS_START
+    ):
+        raise RecordError(f"{header.path} is no expert file; convert the checkpoint again.")
+    if info.shape[0] != spec.experts or len(entry.records or ()) != spec.experts:
+        raise RecordError(
+            f"{header.path} holds {info.shape[0]} experts where config.json says num_experts {spec.experts}; "
+            "restore the config.json that belongs to this store."
+        )
+    if info.shape[1] != layout.stride:
+        raise RecordError(
+            f"{header.path} has records of {info.shape[1]:,} bytes where the manifest says {layout.stride:,}."
+        )
+    _check_digests(header, entry)
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open a store directory and check its manifest, config, and each file's size and header. Raises StoreError, ConfigError."""
+    root = Path(path)
+    if not (root / MANIFEST).is_file():
+        reason = "is not a store: it has no manifest.json" if root.is_dir() else "does not exist"
+        raise StoreError(f"{root} {reason}; make a store with `mlx-ttd convert CHECKPOINT STORE`.")
+    try:
+        data = read_json(_inside(root, MANIFEST), MANIFEST_BYTES)
+    except ConfigError as error:
+        raise StoreError(str(error)) from None
+    check_version(data, str(root / MANIFEST))
+    config = read_json(_inside(root, CONFIG))
+    spec = model_spec(config, str(root / CONFIG))
+    manifest = parse_manifest(data, spec, str(root / MANIFEST))
+    dense = {
+        name: _dense_file(root, name, manifest, spec)
+        for name, layer in store_files(spec, manifest.mtp).items()
+        if layer is None
+    }
+    for layer, layout in enumerate(manifest.layouts):
+        if layout is not None:
+            name = expert_file(layer)
+            _expert_file(root, name, manifest.files[name], layout, spec)
+    mtp = None
+    if manifest.mtp:
+        records: tuple[str, ...] = ()
+        if manifest.mtp_layout is not None:
+            entry = manifest.files[MTP_EXPERTS]
+            _expert_file(root, MTP_EXPERTS, entry, manifest.mtp_layout, spec)
+            records = tuple(entry.records or ())
+        mtp = MTPStore(dense[MTP], manifest.mtp_layout, root / MTP_EXPERTS, records)
+    if sha256((root / CONFIG).read_bytes()) != manifest.copied[CONFIG].sha256:
+        raise StoreError(
+            f"{root / CONFIG} does not match its digest; restore the config.json that belongs to this store."
+        )
+    digest = sha256((root / MANIFEST).read_bytes())
+    return Store(root, spec, config, manifest, digest, dense[RESIDENT], dense.get(EMBEDDING, {}), mtp)

@@ -1,0 +1,133 @@
+"""The safetensors header, read with every claim checked against the file before anything is allocated, and written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import StoreError, TTDError
+
+HEADER_LIMIT = 100_000_000
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where one tensor lies: `dtype` as safetensors spells it ('BF16', 'U32'), `offset` from the start of the file, bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """The checked header of one file: `raw` is the length field and the JSON, so data starts at len(raw)."""
+
+    path: Path
+    raw: bytes
+    tensors: dict[str, TensorInfo]
+    file_bytes: int
+
+
+def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
+    """Bytes of a tensor of safetensors dtype `dtype`."""
+    return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return fields
+
+
+def _natural(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _tensor(path: Path, name: str, entry: Any, start: int, size: int, error: type[TTDError]) -> TensorInfo:
+    where = f"{path}: tensor {name[:200]!r}"
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        raise error(f"{where} lacks a dtype, shape or pair of data_offsets; the file is damaged.") from None
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise error(f"{where} has dtype {dtype!r}; known are {', '.join(ITEM_BYTES)}.")
+    if not isinstance(shape, list) or len(shape) > 16 or not all(_natural(n) for n in shape):
+        raise error(f"{where} has a malformed shape; the file is damaged.")
+    if not (_natural(begin) and _natural(end) and begin <= end):
+        raise error(f"{where} has malformed data_offsets; the file is damaged.")
+    if end > size - start:
+        raise error(
+            f"{where} claims {end:,} bytes of data where the file holds {size - start:,}; it is cut short or damaged."
+        )
+    if tensor_bytes(dtype, shape) != end - begin:
+        raise error(f"{where} of {dtype} {shape} does not fill its {end - begin:,} bytes; the file is damaged.")
+    return TensorInfo(name, dtype, tuple(shape), path, start + begin, end - begin)
+
+
+def read_header(path: Path, error: type[TTDError] = StoreError) -> Header:
+    """Read and check the header of the safetensors file at `path`; raises `error` naming file and tensor."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            prefix = file.read(8)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or length > min(HEADER_LIMIT, size - 8):
+                raise error(
+                    f"{path} holds {size:,} bytes and claims a header of {length:,}; it is cut short or no safetensors file."
+                )
+            text = file.read(length)
+        if len(text) < length:
+            raise error(f"{path} ended inside its header; it is cut short.")
+        fields = json.loads(text, object_pairs_hook=_unique)
+    except OSError as failure:
+        raise error(f"{path} cannot be read: {failure.strerror}.") from None
+    except (ValueError, RecursionError) as failure:
+        raise error(f"{path} has no valid safetensors header ({failure}); it is damaged.") from None
+    if not isinstance(fields, dict):
+        raise error(f"{path} has no valid safetensors header (not an object); it is damaged.")
+    fields.pop("__metadata__", None)
+    start = 8 + length
+    tensors = {name: _tensor(path, name, entry, start, size, error) for name, entry in fields.items()}
+    end = start
+    for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
+        if tensor.offset < end:
+            raise error(f"{path}: tensor {tensor.name!r} overlaps another; the file is damaged.")
+        end = tensor.offset + tensor.nbytes
+    return Header(path, prefix + text, tensors, size)
+
+
+def make_header(
+    path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data_start: int | None = None, alignment: int = 64
+) -> Header:
+    """Lay out a new file of `tensors` (name -> dtype, shape) in order; data starts at `data_start` or the next `alignment`."""
+    fields, offset = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        end = offset + tensor_bytes(dtype, shape)
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps({"__metadata__": {"format": "mlx"}, **fields}, separators=(",", ":")).encode()
+    start = -(-(8 + len(text)) // alignment) * alignment if data_start is None else data_start
+    raw = (start - 8).to_bytes(8, "little") + text.ljust(start - 8)
+    if len(raw) != start:
+        raise StoreError(f"{path} needs a header of {len(raw):,} bytes where data starts at {start:,}.")
+    infos = {
+        name: TensorInfo(name, dtype, shape, path, start + fields[name]["data_offsets"][0], tensor_bytes(dtype, shape))
+        for name, (dtype, shape) in tensors.items()
+    }
+    return Header(path, raw, infos, start + offset)

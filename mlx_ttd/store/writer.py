@@ -1,0 +1,85 @@
+"""One safetensors file written in ranges: bytes at offsets, a digest per tensor or record, durable when finished."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConversionError
+from .digest import file_digest, sha256
+from .file_ranges import drop_cached, pass_by_cache
+from .format import RECORDS
+from .manifest import FileEntry
+from .safetensors_file import Header
+
+SYNC_BYTES = 256 << 20
+
+
+class FileWriter:
+    """Writes the parts of one new file, each part in ascending order; `finish` makes it durable and gives its entry.
+
+    A part is a tensor's name, or an expert's number in a file of records.
+    """
+
+    def __init__(self, header: Header):
+        self.header = header
+        self.digests: dict[str | int, Any] = {}
+        self.unsynced = 0
+        header.path.parent.mkdir(parents=True, exist_ok=True)
+        self.fd = os.open(header.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        pass_by_cache(self.fd)
+        self._write_at(0, memoryview(header.raw))
+
+    def write(self, part: str | int, position: int, data: memoryview) -> None:
+        """Write `data` at `position` bytes into the part's tensor (into the whole of `records` for an expert)."""
+        tensor = self.header.tensors[RECORDS if isinstance(part, int) else part]
+        if part not in self.digests:
+            self.digests[part] = hashlib.sha256()
+        self.digests[part].update(data)
+        self._write_at(tensor.offset + position, data)
+
+    def _write_at(self, offset: int, data: memoryview) -> None:
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(self.fd, data[done:], offset + done)
+            self.unsynced += len(data)
+            if self.unsynced >= SYNC_BYTES:
+                self._sync()
+        except OSError as failure:
+            raise ConversionError(f"Writing {self.header.path} failed: {failure.strerror}.") from None
+
+    def _sync(self) -> None:
+        os.fsync(self.fd)
+        drop_cached(self.fd, 0, self.header.file_bytes)
+        self.unsynced = 0
+
+    def finish(self) -> FileEntry:
+        """Flush the file to the disk and describe it."""
+        try:
+            self._sync()
+        except OSError as failure:
+            raise ConversionError(f"Writing {self.header.path} failed: {failure.strerror}.") from None
+        digests = {part: digest.hexdigest() for part, digest in self.digests.items()}
+        records = [digests[i] for i in range(len(digests))] if RECORDS in self.header.tensors else None
+        tensors = {name: digests[name] for name in self.header.tensors} if records is None else None
+        parts = records if tensors is None else list(tensors.values())
+        raw = self.header.raw
+        return FileEntry(self.header.file_bytes, sha256(raw), file_digest(raw, parts or []), tensors, records)
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

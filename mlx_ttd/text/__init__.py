@@ -1,0 +1,26 @@
+"""Text to token ids and back: tokenizer, chat template, incremental decoding, reasoning and tool calls.
+
+`tokenizers` and `jinja2` are imported when text is first encoded, decoded or rendered, not before.
+"""
+
+from .chat_template import DEFAULT_LIMITS, Limits, normalise_messages, read_templates, render
+from .detokenizer import Detokenizer
+from .reasoning import ReasoningSplitter, opens_reasoning
+from .tagged import held_suffix
+from .tokenizer import Tokenizer
+from .tool_calls import ToolCallSplitter, parse_tool_calls
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "Detokenizer",
+    "Limits",
+    "ReasoningSplitter",
+    "Tokenizer",
+    "ToolCallSplitter",
+    "held_suffix",
+    "normalise_messages",
+    "opens_reasoning",
+    "parse_tool_calls",
+    "read_templates",
+    "render",
+]

@@ -1,0 +1,154 @@
+"""A conversation as the prompt that a model was trained on, through its Jinja chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import TemplateError
+
+TEMPLATE_BYTES = 1 << 20
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a template, which is untrusted, may use: characters that it makes, and seconds."""
+
+    characters: int = 16_000_000
+    seconds: float = 20.0
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates by name, a single one as "default"; empty when the model has none.
+
+    They are chat_template.jinja and additional_chat_templates/*.jinja, or else stand in tokenizer_config.json.
+    """
+    single = directory / "chat_template.jinja"
+    files = {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
+    if single.is_file():
+        files[DEFAULT] = single
+    if files:
+        return {name: _read(path) for name, path in files.items()}
+    listed = tokenizer_config.get("chat_template")
+    if listed is None:
+        return {}
+    where = directory / "tokenizer_config.json"
+    if isinstance(listed, str):
+        listed = [{"name": DEFAULT, "template": listed}]
+    try:
+        found = {entry["name"]: entry["template"] for entry in listed}
+    except (TypeError, KeyError):
+        raise TemplateError(f'{where}: chat_template must be a string or a list of {{"name", "template"}}.') from None
+    if not all(isinstance(text, str) for pair in found.items() for text in pair):
+        raise TemplateError(f"{where}: chat_template has a name or a template that is not a string.")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > TEMPLATE_BYTES:
+            raise TemplateError(f"{path} is larger than {TEMPLATE_BYTES:,} bytes; check where it comes from.")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise TemplateError(f"{path} cannot be read: {error}.") from None
+
+
+def choose_template(templates: Mapping[str, str], name: str | None, has_tools: bool) -> str:
+    """The template called `name`, or `name` itself as a template; by default "tool_use" with tools, else "default"."""
+    if name is not None and name not in templates:
+        if "{" in name:
+            return name
+        known = ", ".join(sorted(templates)) or "none"
+        raise TemplateError(f"There is no chat template named {name!r}; this model has {known}.")
+    if name is None:
+        name = "tool_use" if has_tools and "tool_use" in templates else DEFAULT
+    if name in templates:
+        return templates[name]
+    if templates:
+        raise TemplateError(f"The model has no default chat template; name one of {', '.join(sorted(templates))}.")
+    raise TemplateError("The model has no chat template; pass the prompt as a string, or pass template=.")
+
+
+def plain(value: Any, where: str) -> Any:
+    """A copy of `value` made of JSON types only, since a template may call the methods of any other."""
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return {plain(key, where): plain(item, where) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, where) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name), where) for field in fields(value)}
+    if callable(dump := getattr(value, "model_dump", None)):
+        return plain(dump(), where)
+    raise TemplateError(
+        f"{where} holds a {type(value).__name__}; a chat template takes text, numbers, lists and dicts."
+    )
+
+
+def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of the messages as templates want them: no None, tool-call arguments as dicts, reasoning_content filled."""
+    if isinstance(messages, str | Mapping) or not messages:
+        raise TemplateError(
+            'The conversation must be a list of at least one message, {"role": "user", "content": "..."}.'
+        )
+    found = []
+    for i, message in enumerate(plain(list(messages), "The conversation")):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise TemplateError(f'Message {i} is not a dict with a "role", as in {{"role": "user", "content": "..."}}.')
+        message = {key: value for key, value in message.items() if value is not None}
+        reasoning = next((message[name] for name in REASONING_FIELDS if name in message), None)
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        for call in message.get("tool_calls") or ():
+            _parse_arguments(call)
+        found.append(message)
+    return found
+
+
+def _parse_arguments(call: Any) -> None:
+    """Turn the JSON string that OpenAI clients send as a call's arguments into its dict, in place."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+        try:
+            parsed = json.loads(arguments or "{}")
+        except ValueError:
+            return
+        if isinstance(parsed, dict):
+            function["arguments"] = parsed
+
+
+def render(
+    templates: Mapping[str, str],
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    template: str | None = None,
+    variables: Mapping[str, Any] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> str:
+    """The text that the chosen template makes of `messages`; TemplateError when it raises or exceeds its limits."""
+    text = choose_template(templates, template, bool(tools))
+    values = {
+        **{name: plain(value, f"The template variable {name}") for name, value in (variables or {}).items()},
+        "messages": normalise_messages(messages),
+        "tools": plain(tools, "tools"),
+        "documents": plain(documents, "documents"),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    from .sandbox import run_template
+
+    return run_template(text, values, limits)

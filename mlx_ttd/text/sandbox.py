@@ -1,0 +1,229 @@
+"""Jinja for templates that nobody has vouched for: no access to Python, bounded text and bounded time.
+
+Imported only when a template is rendered, since it needs jinja2.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import wraps
+from types import BuiltinMethodType
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import nodes
+from jinja2.exceptions import TemplateError as JinjaError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from ..errors import TemplateError
+
+if TYPE_CHECKING:
+    from .chat_template import Limits
+
+TEMPLATE_CHARACTERS = 1_000_000
+INTEGER_BITS = 4096
+WIDTH = 1000
+NODE_CHARACTERS = 32
+WIDE_FORMAT = re.compile(r"%[^%a-zA-Z]*(?:\d{4}|\*)|\{[^{}]*(?:\d{4}|\{)")
+PADDING_METHODS = {"center", "encode", "expandtabs", "format_map", "ljust", "maketrans", "rjust", "translate", "zfill"}
+PADDING_FILTERS = {"batch", "center", "pprint", "slice", "urlize", "wordwrap", "xmlattr"}
+SEQUENCE_FILTERS = (
+    {"attr", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length", "list", "map", "max"}
+    | {"min", "random", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "sum", "unique"}
+)  # fmt: skip
+
+
+class Generation(Extension):
+    """{% generation %}, which marks the assistant's words for training; here it only opens a scope."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class Metering(NodeTransformer):
+    """Puts a look at the clock into every loop, and sends `~` through a bounded function."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(call_environment("tick", [])))
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return call_environment("concatenate", node.nodes)
+
+
+def call_environment(method: str, arguments: list[nodes.Expr]) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(method), arguments, [], None, None)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """An environment for one rendering, with what transformers gives to chat templates."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self._deadline = time.monotonic() + limits.seconds
+        self._printed = 0
+        extensions = [Generation, loopcontrols]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=self._print)
+        self.globals.update(
+            raise_exception=raise_exception, strftime_now=strftime_now, dict=lambda *a, **k: dict(*a, **k)
+        )
+        del self.globals["lipsum"]
+        found = {**self.filters, "tojson": to_json}
+        self.filters = {name: self._metered(name, found[name]) for name in found.keys() - PADDING_FILTERS}
+
+    def tick(self) -> None:
+        """Raise when the time is up."""
+        if time.monotonic() > self._deadline:
+            raise TemplateError(
+                f"The chat template ran for more than {self._limits.seconds:g} s; pass another template."
+            )
+
+    def concatenate(self, *values: Any) -> str:
+        """`a ~ b`."""
+        self._check(self._size(*values))
+        return "".join(map(str, values))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in PADDING_METHODS)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        self.tick()
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > INTEGER_BITS:
+                raise TemplateError(f"The chat template makes a number of more than {INTEGER_BITS} bits.")
+        elif operator == "*":
+            self._check(repeated(left, right) + repeated(right, left))
+        elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
+            self._check(len(left) + len(right))
+        elif operator == "%" and isinstance(left, str):
+            self._check_format(left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        self.tick()
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str) and isinstance(function, BuiltinMethodType):
+            args = self._check_growth(function.__name__, owner, args)
+        elif getattr(function, "__name__", "") == "format" and isinstance(
+            getattr(function, "__wrapped__", None), BuiltinMethodType
+        ):
+            self._check_format(function.__wrapped__.__self__, *args, *kwargs.values())
+        return super().call(context, function, *args, **kwargs)
+
+    def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        takes_context = hasattr(function, "jinja_pass_arg")
+
+        @wraps(function)
+        def filtered(*args: Any, **kwargs: Any) -> Any:
+            self.tick()
+            if name not in SEQUENCE_FILTERS:
+                own, (value, *rest) = args[:takes_context], args[takes_context:]
+                self._check(self._size(value, *rest, *kwargs.values()))
+                if name == "indent" and any(isinstance(a, int) and a > WIDTH for a in (*rest, *kwargs.values())):
+                    raise TemplateError("The chat template indents too far.")
+                if name == "format":
+                    self._check_format(str(value), *rest, *kwargs.values())
+                if name == "replace":
+                    self._check_growth(name, str(value), tuple(rest))
+                if name == "join":
+                    value, *_ = self._check_growth(name, str(rest[0]) if rest else "", (value,))
+                args = (*own, value, *rest)
+            return function(*args, **kwargs)
+
+        return filtered
+
+    def _check_growth(self, method: str, text: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Refuse str methods whose result would be far larger than their arguments; iterators come back as lists."""
+        if method == "join" and args:
+            items = list(args[0])
+            self._check(self._size(items) + len(text) * len(items))
+            return (items, *args[1:])
+        if method == "replace" and len(args) >= 2:
+            old, new = str(args[0]), str(args[1])
+            self._check(len(text) + text.count(old) * len(new))
+        return args
+
+    def _check_format(self, text: str, *args: Any) -> None:
+        if WIDE_FORMAT.search(text):
+            raise TemplateError("The chat template uses a format wider than 999 characters.")
+        self._check(len(text) + (text.count("%") + text.count("{")) * self._size(*args))
+
+    def _print(self, value: Any) -> Any:
+        self.tick()
+        self._printed += self._size(value)
+        self._check(self._printed)
+        return value
+
+    def _check(self, characters: int) -> None:
+        if characters > self._limits.characters:
+            raise TemplateError(f"The chat template makes more than {self._limits.characters:,} characters of text.")
+
+    def _size(self, *values: Any) -> int:
+        """About how many characters the values print as; a list inside itself many times counts each time."""
+        total, stack = 0, list(values)
+        while stack:
+            value = stack.pop()
+            total += len(value) if isinstance(value, str) else NODE_CHARACTERS
+            if isinstance(value, list | tuple):
+                stack += value
+            elif isinstance(value, Mapping):
+                stack += [*value.keys(), *value.values()]
+            self._check(total + len(stack))
+        return total
+
+
+def repeated(sequence: Any, times: Any) -> int:
+    return len(sequence) * times if hasattr(sequence, "__len__") and isinstance(times, int) else 0
+
+
+def raise_exception(message: str) -> None:
+    raise JinjaError(message)
+
+
+def strftime_now(layout: str) -> str:
+    if len(layout) > WIDTH or WIDE_FORMAT.search(layout):
+        raise TemplateError("The chat template uses a date format that is too long.")
+    return datetime.now().strftime(layout)
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Plain JSON; Jinja's own filter would escape it for HTML."""
+    if isinstance(indent, str) or (indent or 0) > WIDTH:
+        raise TemplateError("The chat template indents too far.")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def run_template(text: str, values: Mapping[str, Any], limits: Limits) -> str:
+    """Render `text`; any failure becomes one TemplateError that names the line."""
+    if len(text) > TEMPLATE_CHARACTERS:
+        raise TemplateError(
+            f"The chat template is longer than {TEMPLATE_CHARACTERS:,} characters; pass another template."
+        )
+    sandbox = Sandbox(limits)
+    try:
+        return sandbox.from_string(Metering().visit(sandbox.parse(text))).render(values)
+    except TemplateError:
+        raise
+    except (Exception, MemoryError) as error:
+        line = f" (line {found})" if (found := getattr(error, "lineno", None)) else ""
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        raise TemplateError(
+            f"The chat template failed{line}: {reason}; change the messages or pass another template."
+        ) from None

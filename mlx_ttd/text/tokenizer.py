@@ -1,0 +1,159 @@
+"""A model's tokenizer, loaded from its directory when text is first needed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, TokenizerError
+from ..spec import read_json
+from .chat_template import read_templates, render
+from .detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TOKENIZER_BYTES = 256 << 20
+CONFIG_BYTES = 16 << 20
+
+
+class Tokenizer:
+    """The tokenizer.json, tokenizer_config.json and chat templates of `directory`, read when first asked for.
+
+    TokenizerError when a file is missing or malformed.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({str(self.directory)!r})"
+
+    @cached_property
+    def _backend(self) -> tokenizers.Tokenizer:
+        path = self.directory / "tokenizer.json"
+        try:
+            if path.stat().st_size > TOKENIZER_BYTES:
+                raise TokenizerError(f"{path} is larger than {TOKENIZER_BYTES:,} bytes; check where it comes from.")
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise TokenizerError(
+                f"{path} does not exist; copy the model's tokenizer.json there, or pass token ids instead of text."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise TokenizerError(f"{path} cannot be read: {error}.") from None
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            backend = Backend.from_str(text)
+        except Exception as error:
+            reason = str(error).rstrip(".")
+            raise TokenizerError(f"{path} is not a tokenizer file: {reason}; copy it from the model again.") from None
+        backend.no_padding()
+        backend.no_truncation()
+        return backend
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """tokenizer_config.json, or an empty dict when the directory has none."""
+        path = self.directory / "tokenizer_config.json"
+        try:
+            return read_json(path, CONFIG_BYTES) if path.exists() else {}
+        except ConfigError as error:
+            raise TokenizerError(str(error)) from None
+
+    @cached_property
+    def special_tokens(self) -> dict[str, str]:
+        """Special tokens by their role (bos_token, eos_token, pad_token, ...), as a chat template sees them."""
+        found = {name: value for name, value in self.config.items() if name.endswith("_token")}
+        extra = self.config.get("extra_special_tokens")
+        if isinstance(extra, Mapping):
+            found.update(extra)
+        contents = {
+            name: value.get("content") if isinstance(value, Mapping) else value for name, value in found.items()
+        }
+        return {name: value for name, value in contents.items() if isinstance(value, str)}
+
+    @cached_property
+    def templates(self) -> dict[str, str]:
+        """The directory's chat templates by name; the only one, or the one used by default, is "default"."""
+        return read_templates(self.directory, self.config)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The number of ids that have text, added tokens included; a model's vocabulary may be padded beyond it."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`. No token is added; a special token that `text` spells out becomes that token."""
+        if not isinstance(text, str):
+            raise TokenizerError(
+                f"encode takes a string, not a {type(text).__name__}; pass token ids to the model itself."
+            )
+        try:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        except (UnicodeEncodeError, TypeError):
+            raise TokenizerError(
+                "The text holds a lone surrogate, which is no character; decode it as UTF-8 first."
+            ) from None
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD, ids without text become nothing."""
+        try:
+            return self._backend.decode([operator.index(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise TokenizerError(f"decode takes token ids, integers of at least 0: {error}.") from None
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """A decoder for one generation's tokens, one at a time."""
+        return Detokenizer(lambda ids: self.decode(ids, skip_special_tokens))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of exactly this token, or None when the vocabulary lacks it."""
+        return self._backend.token_to_id(token)
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of an id, or None when it has none."""
+        try:
+            return self._backend.id_to_token(token_id)
+        except OverflowError:
+            return None
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """The id of tokenizer_config's eos_token, if it names one."""
+        token = self.special_tokens.get("eos_token")
+        found = None if token is None else self.token_id(token)
+        return frozenset() if found is None else frozenset({found})
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt that the model's chat template makes of `messages`.
+
+        template: a name among `templates`, or a template's own text. variables: whatever the template reads, such as
+        enable_thinking=False. TemplateError when there is no template, when it raises, or when it exceeds its limits.
+        """
+        return render(
+            self.templates,
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            template=template,
+            variables={**self.special_tokens, **variables},
+        )
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """The ids of `render_chat(messages, **options)`."""
+        return self.encode(self.render_chat(messages, **options))

@@ -1,0 +1,147 @@
+"""Tool calls in generated text: Qwen3.5's XML and the older JSON, with arguments typed by the tool's schema."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .tagged import Piece, TagSplitter
+
+START, END = "<tool_call>", "</tool_call>"
+ToolCall = dict[str, Any]
+Tools = Sequence[Mapping[str, Any]]
+
+FUNCTION = re.compile(r"\s*<function=\s*([^>\n]+?)\s*>(.*?)(?:</function>\s*)?", re.DOTALL)
+PARAMETER = re.compile(r"<parameter=\s*([^>\n]+?)\s*>(.*?)</parameter>(?=\s*(?:<parameter=|$))", re.DOTALL)
+NOT_JSON = object()
+
+
+def parse_tool_calls(text: str, tools: Tools | None = None) -> tuple[str, list[ToolCall]]:
+    """`text` without its tool calls, and the calls as {"name": str, "arguments": dict}.
+
+    A block that cannot be understood, or is cut off, stays in the text. See `ToolCallSplitter` for a stream.
+    """
+    splitter = ToolCallSplitter(tools)
+    content, calls = splitter.feed(text)
+    return content + splitter.finish(), calls
+
+
+class ToolCallSplitter:
+    """Takes <tool_call> blocks out of generated text. tools: the JSON schemas that the prompt offered, for types."""
+
+    def __init__(self, tools: Tools | None = None):
+        self._schemas = parameter_schemas(tools or ())
+        self._tags = TagSplitter(START, END)
+        self._block = ""
+
+    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The text outside of calls that `text` settles, and the calls that it completes."""
+        return self._take(self._tags.feed(text))
+
+    def finish(self) -> str:
+        """What was held back, an unfinished call included."""
+        unfinished = self._tags.inside
+        rest, _ = self._take(self._tags.finish())
+        block, self._block = self._block, ""
+        return START + block if unfinished else rest
+
+    def _take(self, pieces: list[Piece]) -> tuple[str, list[ToolCall]]:
+        content, calls = "", []
+        for piece in pieces:
+            if not piece.inside:
+                content += piece.text
+                continue
+            self._block += piece.text
+            if piece.closed:
+                block, self._block = self._block, ""
+                call = parse_call(block, self._schemas)
+                if call is None:
+                    content += START + block + END
+                else:
+                    calls.append(call)
+        return content, calls
+
+
+def parameter_schemas(tools: Tools) -> dict[str, Mapping[str, Any]]:
+    """Function name to its parameters' JSON schemas, from tools in OpenAI's form, wrapped in "function" or bare."""
+    found = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        parameters = function.get("parameters") or {}
+        found[str(function.get("name"))] = parameters.get("properties") or {}
+    return found
+
+
+def parse_call(block: str, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall | None:
+    """The call that the inside of one <tool_call> block spells, or None."""
+    arguments: Any
+    if match := FUNCTION.fullmatch(block):
+        name, arguments = match[1], {key: unwrap(value) for key, value in PARAMETER.findall(match[2])}
+        # What is left over was meant as something; better to show it than to call without it.
+        if PARAMETER.sub("", match[2]).strip():
+            return None
+    else:
+        call = from_json(block)
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
+        if isinstance(arguments, str):
+            arguments = from_json(arguments)
+        if not isinstance(arguments, dict):
+            return None
+    types = schemas.get(name, {})
+    return {
+        "name": name,
+        "arguments": {
+            key: typed(value, types[key]) if isinstance(value, str) and isinstance(types.get(key), Mapping) else value
+            for key, value in arguments.items()
+        },
+    }
+
+
+def unwrap(value: str) -> str:
+    """A parameter's text without the newline that the format puts at either end."""
+    return value.removeprefix("\n").removesuffix("\n")
+
+
+def from_json(text: str) -> Any:
+    """The JSON value that `text` spells, or NOT_JSON."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return NOT_JSON
+
+
+def schema_types(schema: Mapping[str, Any]) -> set[str]:
+    """The JSON types that a schema allows; empty when it does not say."""
+    listed = schema.get("type", [])
+    types = {listed} if isinstance(listed, str) else {name for name in listed if isinstance(name, str)}
+    for key in ("anyOf", "oneOf", "allOf"):
+        for choice in schema.get(key) or ():
+            if isinstance(choice, Mapping):
+                types |= schema_types(choice)
+    if not types and all(isinstance(value, str) for value in schema.get("enum") or (0,)):
+        types = {"string"}
+    return types
+
+
+def typed(text: str, schema: Mapping[str, Any]) -> Any:
+    """`text` as the JSON type that `schema` allows; unchanged when it spells none of them."""
+    types = schema_types(schema)
+    word = text.strip()
+    value = from_json(word)
+    if "null" in types and word.lower() in ("null", "none"):
+        return None
+    if "boolean" in types and word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if "integer" in types and value == value // 1:
+            return int(value)
+        if "number" in types:
+            return value
+    if ("object" in types and isinstance(value, dict)) or ("array" in types and isinstance(value, list)):
+        return value
+    return text

@@ -12,9 +12,8 @@ from ..kernels import device_kind
 from ..models import Model
 from ..observe import Counters
 from ..state import LayerState
-
-Sampler = Callable[[mx.array], mx.array]
-Processor = Callable[[Sequence[int], mx.array], mx.array]
+from .penalties import Processor
+from .sampling import Sampler
 
 
 @dataclass

@@ -1,0 +1,231 @@
+"""The command line: parses, calls the API, prints. Text goes to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from . import __version__, api
+from .errors import TTDError
+from .generation import Chunk
+from .streaming import show_size
+
+app = typer.Typer(
+    name="mlx-ttd",
+    help="Run mixture-of-experts language models that are larger than memory.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="A *.ttd directory, or 'demo' for the bundled model.")]
+ModelOption = Annotated[str, typer.Option("--model", "-m", help="A *.ttd directory, or 'demo' for the bundled model.")]
+MemoryOption = Annotated[str, typer.Option(help="Bound on all memory used: '3GB' (10^9), '2.5GiB', bytes, or 'auto'.")]
+ContextOption = Annotated[int, typer.Option(help="Tokens, prompt and answer together, that memory is reserved for.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens to generate at most.")]
+TemperatureOption = Annotated[float, typer.Option(help="0 always takes the likeliest token; 1 samples as the model says.")]
+TopKOption = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0: among all.")]
+TopPOption = Annotated[float, typer.Option(help="Sample among the likeliest tokens that together reach this probability.")]
+MinPOption = Annotated[float, typer.Option(help="Leave out tokens less likely than this share of the likeliest.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of the sampling; the same seed gives the same text.")]
+PolicyOption = Annotated[str, typer.Option(help="Which expert leaves full memory: lfu, lru or fifo.")]
+ThinkingOption = Annotated[
+    Optional[bool], typer.Option("--thinking/--no-thinking", help="Ask the chat template for reasoning, or for none.")
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text alone, no statistics.")]
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+def _print_chunks(chunks: Iterator[Chunk]) -> str:
+    """Print text as it comes; Ctrl-C ends it with the text so far. Returns that text."""
+    text = ""
+    try:
+        for chunk in chunks:
+            text += chunk.text
+            print(chunk.reasoning + chunk.text, end="", flush=True)
+    except KeyboardInterrupt:
+        _note("\ninterrupted")
+    print(flush=True)
+    return text
+
+
+def _report(llm: api.LLM) -> None:
+    stats = llm.stats()
+    counts = stats.counters
+    parts = [f"{counts.prefill_tokens + counts.decode_steps} tokens through the model"]
+    if stats.hit_rate is not None:
+        parts.append(f"{counts.hits:,} of {counts.requests:,} expert requests in memory ({stats.hit_rate:.0%})")
+        parts.append(f"{show_size(counts.bytes_read)} of experts read")
+        parts.append(f"{stats.division.slots} of {llm.store.spec.experts} experts a layer held")
+    parts.append(f"peak memory {show_size(stats.peak_bytes)}")
+    _note("; ".join(parts))
+
+
+def _sampling(temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> dict[str, Any]:
+    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue, or with --chat the message.")],
+    model: ModelOption = "demo",
+    memory: MemoryOption = "auto",
+    max_tokens: MaxTokensOption = 128,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt through the chat template as a message.")] = False,
+    thinking: ThinkingOption = None,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    seed: SeedOption = 0,
+    stop: Annotated[Optional[list[str]], typer.Option(help="End before this text; may be given several times.")] = None,
+    context: ContextOption = 4096,
+    policy: PolicyOption = "lfu",
+    quiet: QuietOption = False,
+) -> None:
+    """Continue PROMPT and print the text as it comes."""
+    with api.load(model, memory, context=context, policy=policy) as llm:
+        template = {} if thinking is None else {"enable_thinking": thinking}
+        message: Any = [{"role": "user", "content": prompt}] if chat else prompt
+        sampling = _sampling(temperature, top_k, top_p, min_p, seed)
+        if not chat and not quiet:
+            print(prompt, end="", flush=True)
+        _print_chunks(llm.stream(message, max_tokens=max_tokens, stop=tuple(stop or ()), template=template, **sampling))
+        if not quiet:
+            _report(llm)
+
+
+@app.command()
+def chat(
+    model: ModelOption = "demo",
+    memory: MemoryOption = "auto",
+    max_tokens: MaxTokensOption = 512,
+    system: Annotated[Optional[str], typer.Option(help="What the model is told before the conversation.")] = None,
+    thinking: ThinkingOption = None,
+    temperature: TemperatureOption = 0.6,
+    top_k: TopKOption = 20,
+    top_p: TopPOption = 0.95,
+    min_p: MinPOption = 0.0,
+    seed: SeedOption = 0,
+    context: ContextOption = 4096,
+    policy: PolicyOption = "lfu",
+    quiet: QuietOption = False,
+) -> None:
+    """Talk with a model. An empty line or Ctrl-D ends; Ctrl-C ends an answer."""
+    history: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    template = {} if thinking is None else {"enable_thinking": thinking}
+    sampling = _sampling(temperature, top_k, top_p, min_p, seed)
+    with api.load(model, memory, context=context, policy=policy) as llm:
+        while True:
+            print("> ", end="", file=sys.stderr, flush=True)
+            line = sys.stdin.readline().strip()
+            if not line:
+                break
+            history.append({"role": "user", "content": line})
+            answer = _print_chunks(llm.stream(history, max_tokens=max_tokens, template=template, **sampling))
+            history.append({"role": "assistant", "content": answer})
+        if not quiet:
+            _report(llm)
+
+
+def _progress(label: str) -> Callable[[Any], None] | None:
+    """A line on standard error that is rewritten as work goes on; None where that is no terminal."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(state: Any) -> None:
+        line = f"{label}: {show_size(state.done)} of {show_size(state.total)}, {show_size(state.rate)}/s, {state.eta:.0f} s left"
+        print(f"\r{line:<79}", end="\n" if state.done >= state.total else "", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _print_table(data: dict[str, Any], indent: str = "") -> None:
+    for key, value in data.items():
+        if isinstance(value, dict):
+            print(f"{indent}{key}:")
+            _print_table(value, indent + "  ")
+        else:
+            size = f" ({show_size(value)})" if key.endswith("bytes") and isinstance(value, int) else ""
+            print(f"{indent}{key}: {value:,}{size}" if isinstance(value, int) else f"{indent}{key}: {value}")
+
+
+@app.command()
+def info(
+    store: StoreArgument = "demo",
+    context: ContextOption = 4096,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What a store holds, what it costs in memory, and the least budget it runs in."""
+    found = api.info(store, context=context)
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print_table(found)
+
+
+@app.command()
+def verify(store: StoreArgument = "demo") -> None:
+    """Compare every byte of a store with the digests in its manifest."""
+    api.verify(store, progress=_progress("verify"))
+    print(f"{store}: every digest matches.")
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A directory with config.json and safetensors files.")],
+    destination: Annotated[Path, typer.Argument(metavar="STORE", help="The directory to make, such as model.ttd.")],
+    policy: Annotated[str, typer.Option(help="How each role is quantised: a policy's name, or a JSON file.")] = "default",
+    head_bits: Annotated[Optional[int], typer.Option(help="Bits of the head: 16 (as stored), 8 or 4.")] = None,
+    embed_bits: Annotated[Optional[int], typer.Option(help="Bits of the embedding: 16 (as stored), 8 or 4.")] = None,
+) -> None:
+    """Make a store from a checkpoint. Codes that are already quantised are kept bit for bit."""
+    made = api.convert(
+        source, destination, policy=policy, head_bits=head_bits, embed_bits=embed_bits, progress=_progress("convert")
+    )
+    print(f"{made} is ready; `mlx-ttd info {made}` tells what it costs in memory.")
+
+
+@app.command()
+def doctor() -> None:
+    """Print versions, backend, native part, disk and memory, to paste into a bug report."""
+    from .observe.doctor import report
+
+    print(report())
+
+
+def main() -> None:
+    """Entry point: a TTDError is one sentence on standard error and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except TTDError as error:
+        _note(f"mlx-ttd: {error}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _note("interrupted")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""From a prompt to text: the decode loop, sampling, when to stop."""
+
+from .decode import Running, Step, decode, generate_tokens, prefill
+from .defaults import GenerationDefaults, read_generation_defaults
+from .options import GenerationOptions, generation_options
+from .penalties import make_processors
+from .response import Chunk, Response, array_digest, token_digest
+from .sampling import make_sampler
+from .stopping import stop_ids
+from .text_stream import IdStream, TextStream
+from .turns import Turns
+
+__all__ = [
+    "Chunk",
+    "GenerationDefaults",
+    "GenerationOptions",
+    "IdStream",
+    "Response",
+    "Running",
+    "Step",
+    "TextStream",
+    "Turns",
+    "array_digest",
+    "decode",
+    "generate_tokens",
+    "generation_options",
+    "make_processors",
+    "make_sampler",
+    "prefill",
+    "read_generation_defaults",
+    "stop_ids",
+    "token_digest",
+]

@@ -1,0 +1,68 @@
+"""What generation gives back: chunks while it runs, a response at its end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+FinishReason = Literal["stop", "length"]
+
+
+def token_digest(tokens: Sequence[int]) -> str:
+    """SHA-256 of the ids as little-endian int32."""
+    return hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest()
+
+
+def array_digest(array: np.ndarray) -> str:
+    """SHA-256 of dtype, shape and little-endian bytes."""
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    head = f"{little.dtype.str}{little.shape}".encode()
+    return hashlib.sha256(head + little.tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a running generation. `text` may be empty while bytes of a character or of a stop string are held back.
+
+    reasoning: text inside <think> when the template opens it. tokens: the ids behind this piece. logprobs: of those
+    tokens, natural log, None unless asked for. tool_calls: parsed calls, in the last chunk. finish_reason: in the last.
+    """
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True)
+class Response:
+    """A finished generation.
+
+    digest: of `tokens`; logits_digest: of the last step's logits f32 [vocab]. Seconds are wall time: to the first token, and
+    of all steps after it. peak_bytes: peak resident set of the process.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    finish_reason: FinishReason
+    digest: str
+    logits_digest: str
+    first_token_seconds: float
+    decode_seconds: float
+    peak_bytes: int
+    reasoning: str = ""
+    logprobs: tuple[float, ...] | None = None
+    tool_calls: tuple[dict[str, Any], ...] = field(default=())
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Decode rate after the first token; None when there was only one."""
+        return (len(self.tokens) - 1) / self.decode_seconds if len(self.tokens) > 1 and self.decode_seconds else None

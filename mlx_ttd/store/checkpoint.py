@@ -21,7 +21,7 @@ INDEX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory with config.json and safetensors files. `fingerprint` covers the config and every file's header and size."""
+    """A checkpoint directory. `fingerprint` covers the config and the header and size of every file."""
 
     path: Path
     config: dict[str, Any]

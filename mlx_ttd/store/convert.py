@@ -1,4 +1,4 @@
-"""Converting a checkpoint to a store: streamed in bounded ranges, resumable, visible under its name only when complete."""
+"""Converting a checkpoint to a store: streamed in bounded ranges, resumable, named only when complete."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _dense_pieces(checkpoint: Checkpoint, file: PlannedFile) -> Iterator[Piece]:
         name = planned.source.tensor.name
         packed = convert_rows(found, planned.source.encoding, planned.target)
         for part, block in zip((name, name + ".scales", name + ".biases"), packed, strict=False):
-            yield part, start * block.shape[1], memoryview(block).cast("B")
+            yield part, start * block.shape[1], block.data.cast("B")
 
 
 def _place(records: Bytes, matrix: Matrix, packed: list[Bytes]) -> None:
@@ -74,7 +74,7 @@ def _expert_pieces(checkpoint: Checkpoint, file: PlannedFile) -> Iterator[Piece]
         for matrix, planned, block in zip((layout.gate_up, layout.down), file.tensors, found, strict=True):
             _place(records, matrix, convert_rows(block, planned.source.encoding, planned.target))
         for i, record in enumerate(records):
-            yield first + i, (first + i) * layout.stride, memoryview(record)
+            yield first + i, (first + i) * layout.stride, record.data
 
 
 def _write(checkpoint: Checkpoint, file: PlannedFile, meter: Meter) -> FileEntry:
@@ -149,11 +149,11 @@ def convert(
     repo: str | None = None,
     revision: str | None = None,
 ) -> Path:
-    """Convert the checkpoint directory `src` to the store directory `dst`; `repo` and `revision` are noted as its origin.
+    """Convert the checkpoint directory `src` to the store directory `dst`, noting `repo` and `revision` as its origin.
 
-    What is already quantised keeps its bits; the rest follows `policy` (a bundled name or a JSON file), `head_bits` and
-    `embed_bits` (16, 8 or 4). Work goes on in '<dst>.partial'; the same call after an interruption resumes there and gives
-    the same bytes. Raises CheckpointError, ConversionError, OptionError, ConfigError.
+    What is already quantised keeps its bits; the rest follows `policy` (a bundled name or a JSON file), `head_bits`
+    and `embed_bits` (16, 8 or 4). Work goes on in '<dst>.partial'; the same call after an interruption resumes there
+    and gives the same bytes. Raises CheckpointError, ConversionError, OptionError, ConfigError.
     """
     target = Path(dst)
     if os.path.lexists(target):

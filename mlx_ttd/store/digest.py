@@ -16,7 +16,7 @@ def sha256(data: bytes | memoryview) -> str:
 
 
 def range_digest(path: Path, offset: int, nbytes: int, what: str, error: type[TTDError] = StoreError) -> str:
-    """Hex SHA-256 of `nbytes` at `offset` in the file, read in small ranges past the page cache; a short read raises `error`."""
+    """Hex SHA-256 of `nbytes` at `offset`, read in small ranges past the page cache; a short read raises `error`."""
     digest = hashlib.sha256()
     for block in ranges(path, offset, nbytes, what, error):
         digest.update(block)
@@ -24,7 +24,7 @@ def range_digest(path: Path, offset: int, nbytes: int, what: str, error: type[TT
 
 
 def file_digest(header: bytes, parts: Iterable[str]) -> str:
-    """The digest of a store file: SHA-256 of its header's bytes and the digests (hex) of its tensors or records, in order."""
+    """The digest of a file: SHA-256 of its header's bytes and its tensors' or records' digests (hex), in order."""
     digest = hashlib.sha256(header)
     for part in parts:
         digest.update(bytes.fromhex(part))

@@ -24,7 +24,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class FP8:
-    """Rows of e4m3 codes with one scale per 128 x 128 block, beside the weight in '<name>_scale_inv'; decoded to BF16."""
+    """Rows of e4m3 codes with one scale per 128 x 128 block in '<name>_scale_inv'; decoded to BF16."""
 
     dtype: str = "BF16"
 
@@ -115,14 +115,14 @@ def encoding_of(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> En
 
 
 def read(checkpoint: Checkpoint, name: str, encoding: Encoding, cols: int, start: int, stop: int) -> list[Bytes]:
-    """Rows [start, stop) of a source tensor as bytes: one array per part (plain: values; packed: codes, scales, biases)."""
+    """Rows [start, stop) of a source tensor, a byte array per part (plain: values; packed: codes, scales, biases)."""
     blocks = []
     for part in companions(name, encoding)[: 1 if isinstance(encoding, FP8) else None]:
         info = checkpoint.tensors[part]
         width = cols * ITEM_BYTES[info.dtype] if part == name and not isinstance(encoding, Packed) else None
         width = info.shape[-1] * ITEM_BYTES[info.dtype] if width is None else width
         block = np.empty((stop - start, width), np.uint8)
-        checkpoint.read(info, start * width, memoryview(block).cast("B"))
+        checkpoint.read(info, start * width, block.data.cast("B"))
         blocks.append(block)
     if isinstance(encoding, FP8):
         return [decode(blocks[0], _block_scales(checkpoint, name, start, stop))]
@@ -135,7 +135,7 @@ def _block_scales(checkpoint: Checkpoint, name: str, start: int, stop: int) -> n
     row = np.arange(start, stop)
     block = row // rows * per_matrix + row % rows // BLOCK
     raw = np.empty((int(block[-1] - block[0]) + 1, width), np.uint8)
-    checkpoint.read(info, int(block[0]) * width, memoryview(raw).cast("B"))
+    checkpoint.read(info, int(block[0]) * width, raw.data.cast("B"))
     values = (
         raw.view(np.float32) if info.dtype == "F32" else (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     )

@@ -15,7 +15,7 @@ BLOCK_BYTES = 4 << 20
 
 
 def pass_by_cache(fd: int) -> None:
-    """Ask that bulk traffic on `fd` does not displace what the page cache holds (macOS; Linux drops ranges afterwards)."""
+    """Keep traffic on `fd` out of the page cache (macOS; on Linux `drop_cached` does it afterwards)."""
     if sys.platform == "darwin":
         import fcntl
 
@@ -31,7 +31,7 @@ def drop_cached(fd: int, offset: int, nbytes: int) -> None:
 def read_into(
     fd: int, buffer: memoryview, offset: int, path: Path, what: str, error: type[TTDError] = StoreError
 ) -> None:
-    """Fill `buffer` (bytes) from `offset` of an open file; a short read or I/O error raises `error` naming file and `what`."""
+    """Fill `buffer` from `offset` of an open file; a short read or I/O error raises `error` naming file and `what`."""
     done = 0
     try:
         while done < len(buffer):

@@ -31,7 +31,7 @@ def bfloat16_bytes(values: np.ndarray) -> np.ndarray:
 
 
 def decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """e4m3 codes uint8 [n, cols] times scales f32 [n, ceil(cols / 128)], the product rounded once to bf16: uint8 [n, 2 * cols]."""
+    """Codes uint8 [n, cols] times scales f32 [n, ceil(cols / 128)], rounded once to bf16: uint8 [n, 2 * cols]."""
     values = VALUES[codes]
     values *= np.repeat(scales, BLOCK, axis=1)[:, : values.shape[1]]
     return bfloat16_bytes(values)

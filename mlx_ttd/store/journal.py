@@ -1,4 +1,4 @@
-"""The working directory of a conversion: which files are complete, so that the same conversion resumes after any stop."""
+"""The working directory of a conversion: which files are complete, so that the same call resumes after any stop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Journal:
         self.lock.close()
 
     def resume(self, identity: str, plan: Plan) -> dict[str, FileEntry]:
-        """The files that an earlier run of the same conversion completed; another conversion's leftovers are removed."""
+        """The files that an earlier run of this conversion completed; leftovers of another are removed."""
         noted = self.root / IDENTITY
         if not noted.is_file() or noted.read_text() != identity:
             for folder in (self.store, self.notes):

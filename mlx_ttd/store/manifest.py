@@ -13,7 +13,7 @@ Digests = dict[str, str]
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One tensor file: size, SHA-256 of its header, its digest, and SHA-256 per tensor (by name) or per record (in order)."""
+    """One tensor file: its size, digest, and the SHA-256 of its header and of each tensor or each record, in order."""
 
     bytes: int
     header: str

@@ -1,4 +1,4 @@
-"""Reading a manifest from an untrusted directory: everything it says is checked against the model of its config.json."""
+"""Reading an untrusted manifest: everything it says is checked against the model of its config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an MLX config declares about quantisation, per module path whatever its prefix, checked against what is found."""
+"""What an MLX config declares about quantisation, per module path whatever its prefix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOTS = ("mtp.", "layers.", "embed_tokens", "lm_head")
 
 
 def canonical(path: str) -> str:
-    """A module path from its first known component on: 'language_model.model.layers.0.mlp.gate' -> 'layers.0.mlp.gate'."""
+    """A module path from its first known component on: 'model.layers.0.mlp.gate' -> 'layers.0.mlp.gate'."""
     starts = [i for i in range(len(path)) if (i == 0 or path[i - 1] == ".") and path.startswith(ROOTS, i)]
     return path[starts[0] :] if starts else path
 

@@ -1,4 +1,4 @@
-"""Reading ahead of a computation and writing behind it, each on one thread, with a bounded number of ranges in flight."""
+"""Reading ahead of a computation and writing behind it, each on one thread, with few ranges in flight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _END: Any = object()
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """Iterate over `items`, which are produced up to two ahead on a thread of their own; its exceptions surface here."""
+    """Iterate over `items`, produced up to two ahead on a thread of their own; its exceptions surface here."""
     with ThreadPoolExecutor(1, "read-ahead") as pool:
         waiting = deque(pool.submit(next, items, _END) for _ in range(DEPTH))
         while (item := waiting.popleft().result()) is not _END:
@@ -25,7 +25,7 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 
 @contextmanager
 def behind(action: Callable[..., None]) -> Iterator[Callable[..., None]]:
-    """Gives a function that runs `action` later, in order, on one thread, at most 8 calls behind; errors surface at the end."""
+    """A function that runs `action` later, in order, on one thread, few calls behind; errors surface by the end."""
     with ThreadPoolExecutor(1, "write-behind") as pool:
         waiting: deque[Future[None]] = deque()
 

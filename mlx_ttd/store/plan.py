@@ -1,4 +1,4 @@
-"""What a conversion will write: every file with its header, and for each tensor its source and its form in the store."""
+"""What a conversion will write: every file with its header, each tensor's source and its form in the store."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _target(source: Source, policy: Policy) -> tuple[Quantisation | None, str | 
 
 
 def make_plan(checkpoint: Checkpoint, sources: Sources, policy: Policy, root: Path) -> Plan:
-    """Lay out every file of the store under `root`. Raises CheckpointError listing the tensors that cannot be packed."""
+    """Lay out every file of the store under `root`. Raises CheckpointError listing what cannot be packed."""
     problems, targets = [], {}
     for name, source in sources.tensors.items():
         targets[name], problem = _target(source, policy)
@@ -90,7 +90,8 @@ def make_plan(checkpoint: Checkpoint, sources: Sources, policy: Policy, root: Pa
             header = make_header(root / file, {name: entry for part in entries for name, entry in part.items()})
         else:
             gate_up, down = (t.target for t in planned)
-            assert gate_up is not None and down is not None
+            assert gate_up is not None
+            assert down is not None
             layout = record_layout(spec.hidden, spec.inter, gate_up, down)
             header = make_header(root / file, {RECORDS: ("U8", (spec.experts, layout.stride))}, RECORDS_START)
         files[file] = PlannedFile(header, planned, layout)

@@ -1,4 +1,4 @@
-"""Which precision each role of a model is stored in: a data file keyed by role, and the two options that override it."""
+"""The precision that each role of a model is stored in: a data file keyed by role, and two options."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _override(policy: Policy, role: str, bits: int | None, option: str) -> Polic
 def load_policy(
     policy: str | Path = "int4", head_bits: int | None = None, embed_bits: int | None = None, tied: bool = False
 ) -> Policy:
-    """A bundled policy by name, or a JSON file by path, with the head and embedding options applied. Raises OptionError.
+    """A bundled policy by name or a JSON file by path, with the two options applied. Raises OptionError.
 
     A tied model has one matrix for both, so there either option sets it and two different ones are refused.
     """

@@ -58,7 +58,7 @@ class MTPStore:
 
 @dataclass(frozen=True)
 class Store:
-    """A checked store directory. `resident` and `embedding` map part names ('layers.3.attn.q.scales') to places in files."""
+    """A checked store. `resident` and `embedding` map part names ('layers.3.attn.q.scales') to places in files."""
 
     path: Path
     spec: ModelSpec
@@ -95,18 +95,21 @@ class Store:
 
 
 def read_tensor(info: TensorInfo) -> mx.array:
-    """Read one tensor of a store as an evaluated array of its stored dtype and shape. Raises StoreError on a short read.
+    """Read one tensor as an evaluated array of its stored dtype and shape. Raises StoreError on a short read.
 
     The file is read straight into the array's memory; on a CUDA device it is staged, since a host view would move the
     buffer to managed memory for good.
     """
-    staged = mx.default_device() == mx.gpu and mx.cuda.is_available()
-    raw = np.empty(info.nbytes, np.uint8) if staged else mx.zeros(info.nbytes, mx.uint8)
-    if not staged:
-        mx.eval(raw)
     with opened(info.path) as fd:
-        read_into(fd, memoryview(raw), info.offset, info.path, f"tensor {info.name!r}")
-    array = (mx.array(raw) if staged else raw).view(MX_DTYPES[info.dtype]).reshape(info.shape)
+        if mx.default_device() == mx.gpu and mx.cuda.is_available():
+            staging = np.empty(info.nbytes, np.uint8)
+            read_into(fd, staging.data, info.offset, info.path, f"tensor {info.name!r}")
+            raw = mx.array(staging)
+        else:
+            raw = mx.zeros(info.nbytes, mx.uint8)
+            mx.eval(raw)
+            read_into(fd, memoryview(raw), info.offset, info.path, f"tensor {info.name!r}")  # type: ignore[arg-type]
+    array = raw.view(MX_DTYPES[info.dtype]).reshape(info.shape)
     mx.eval(array)
     return array
 
@@ -146,8 +149,8 @@ def _dense_file(root: Path, name: str, manifest: Manifest, spec: ModelSpec) -> d
     for tensor in tensors_of(spec, name):
         q = manifest.quantisation.get(tensor.name)
         found = header.tensors.get(tensor.name)
-        dtype = found.dtype if found and found.dtype in PLAIN_DTYPES else PLAIN_DTYPES[0]
-        for part, (dtype, shape) in parts(tensor.name, tensor.shape, q, dtype).items():
+        plain = found.dtype if found and found.dtype in PLAIN_DTYPES else PLAIN_DTYPES[0]
+        for part, (dtype, shape) in parts(tensor.name, tensor.shape, q, plain).items():
             got = header.tensors.get(part)
             if got is None:
                 raise StoreError(f"{header.path} lacks tensor {part!r}; convert the checkpoint again.")
@@ -187,7 +190,7 @@ def _expert_file(root: Path, name: str, entry: FileEntry, layout: RecordLayout, 
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
-    """Open a store directory and check its manifest, config, and each file's size and header. Raises StoreError, ConfigError."""
+    """Open a store: check its manifest, config, and each file's size and header. Raises StoreError, ConfigError."""
     root = Path(path)
     if not (root / MANIFEST).is_file():
         reason = "is not a store: it has no manifest.json" if root.is_dir() else "does not exist"

@@ -23,7 +23,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor lies: `dtype` as safetensors spells it ('BF16', 'U32'), `offset` from the start of the file, bytes."""
+    """Where one tensor lies: `dtype` as safetensors spells it ('BF16', 'U32'), `offset` from the file's start."""
 
     name: str
     dtype: str
@@ -88,9 +88,7 @@ def read_header(path: Path, error: type[TTDError] = StoreError) -> Header:
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or length > min(HEADER_LIMIT, size - 8):
-                raise error(
-                    f"{path} holds {size:,} bytes and claims a header of {length:,}; it is cut short or no safetensors file."
-                )
+                raise error(f"{path} holds {size:,} bytes and claims a header of {length:,}; it is cut short.")
             text = file.read(length)
         if len(text) < length:
             raise error(f"{path} ended inside its header; it is cut short.")
@@ -115,13 +113,14 @@ def read_header(path: Path, error: type[TTDError] = StoreError) -> Header:
 def make_header(
     path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data_start: int | None = None, alignment: int = 64
 ) -> Header:
-    """Lay out a new file of `tensors` (name -> dtype, shape) in order; data starts at `data_start` or the next `alignment`."""
-    fields, offset = {}, 0
+    """Lay out a file of `tensors` (name -> dtype, shape); data starts at `data_start` or the next `alignment`."""
+    fields: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    offset = 0
     for name, (dtype, shape) in tensors.items():
         end = offset + tensor_bytes(dtype, shape)
         fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
-    text = json.dumps({"__metadata__": {"format": "mlx"}, **fields}, separators=(",", ":")).encode()
+    text = json.dumps(fields, separators=(",", ":")).encode()
     start = -(-(8 + len(text)) // alignment) * alignment if data_start is None else data_start
     raw = (start - 8).to_bytes(8, "little") + text.ljust(start - 8)
     if len(raw) != start:

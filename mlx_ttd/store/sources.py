@@ -1,4 +1,4 @@
-"""Matching a checkpoint to its model: for each tensor the rows that make it, or one error listing everything that is wrong."""
+"""Matching a checkpoint to its model: the rows that make each tensor, or one error that lists all that is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of checkpoint that can be converted, each in one file; the first that recognises a checkpoint imports it."""
+"""The kinds of checkpoint that can be converted, each in one file; the first that recognises one imports it."""
 
 from ..checkpoint import Checkpoint
 from .base import Importer, Move, Rows

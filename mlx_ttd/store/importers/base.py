@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows [start, stop) of source tensor `name` of shape `shape`, seen as rows of the model tensor's last dimension."""
+    """Rows [start, stop) of source tensor `name` [`shape`], seen as rows of the model tensor's last dimension."""
 
     name: str
     shape: Shape
@@ -58,9 +58,9 @@ def concat(*moves: Move) -> Move:
 class Importer:
     """One kind of checkpoint.
 
-    `recognises` looks at names and config; `paths` maps a role to the source name below the layer's prefix; `moves` maps a
-    role to other ways of finding it, tried in order, the first whose source tensors all exist wins; `norms` tells whether
-    the kind stores norm weights as w or 1 + w.
+    `recognises` looks at names and config. `paths` maps a role to the source name below the layer's prefix. `moves`
+    maps a role to other ways of finding it, tried first and in order; the first whose source tensors all exist wins.
+    `norms` tells whether norm weights are stored as w or as 1 + w.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Checkpoints that mlx-lm wrote, quantised (affine or mxfp4) or not: stacked experts, conv [C, kernel, 1], norms 1 + w."""
+"""Checkpoints written by mlx-lm, quantised or not: stacked experts, conv [C, kernel, 1], norms 1 + w."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ CONV = "linear_attn.conv1d.weight"
 
 
 def _interleaved(spec: ModelSpec, name: str, widths: tuple[int, ...], wanted: tuple[int, ...]) -> Move:
-    """Of a tensor whose rows are, per key head, blocks of `widths` rows: the `wanted` blocks, each over all heads in turn."""
+    """Of rows that are, per key head, blocks of `widths` rows: the `wanted` blocks, each over all heads in turn."""
     period = sum(widths)
     shape = (spec.key_heads * period, spec.hidden)
     starts = [sum(widths[:block]) for block in wanted]

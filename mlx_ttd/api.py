@@ -360,7 +360,7 @@ def info(store: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
         least = divide_budget(opened, replace(chosen, memory=1 << 49), context).least
     except BudgetError as error:
         least = error.least_bytes or 0
-    return store_info(opened) | {"context": context, "least_bytes": least}
+    return store_info(opened.path) | {"context": context, "least_bytes": least}
 
 
 def load(path_or_id: str | os.PathLike[str], memory: str | int = "auto", **options: Any) -> LLM:

@@ -13,7 +13,9 @@ import typer
 from . import __version__, api
 from .errors import TTDError
 from .generation import Chunk
-from .streaming import show_size
+from .observe.doctor import report
+from .store import Progress
+from .streaming import machine_memory, show_size
 
 app = typer.Typer(
     name="mlx-ttd",
@@ -149,13 +151,14 @@ def chat(
             _report(llm)
 
 
-def _progress(label: str) -> Callable[[Any], None] | None:
+def _progress(label: str) -> Callable[[Progress], None] | None:
     """A line on standard error that is rewritten as work goes on; None where that is no terminal."""
     if not sys.stderr.isatty():
         return None
 
-    def show(state: Any) -> None:
-        line = f"{label}: {show_size(state.done)} of {show_size(state.total)}, {show_size(state.rate)}/s, {state.eta:.0f} s left"
+    def show(state: Progress) -> None:
+        left = "" if state.eta is None else f", {state.eta:.0f} s left"
+        line = f"{label}: {show_size(state.done)} of {show_size(state.total)}, {show_size(state.rate)}/s{left}"
         print(f"\r{line:<79}", end="\n" if state.done >= state.total else "", file=sys.stderr, flush=True)
 
     return show
@@ -196,7 +199,7 @@ def verify(store: StoreArgument = "demo") -> None:
 def convert(
     source: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A directory with config.json and safetensors files.")],
     destination: Annotated[Path, typer.Argument(metavar="STORE", help="The directory to make, such as model.ttd.")],
-    policy: Annotated[str, typer.Option(help="How each role is quantised: a policy's name, or a JSON file.")] = "default",
+    policy: Annotated[str, typer.Option(help="How each role is quantised: a policy's name, or a JSON file.")] = "int4",
     head_bits: Annotated[Optional[int], typer.Option(help="Bits of the head: 16 (as stored), 8 or 4.")] = None,
     embed_bits: Annotated[Optional[int], typer.Option(help="Bits of the embedding: 16 (as stored), 8 or 4.")] = None,
 ) -> None:
@@ -210,9 +213,7 @@ def convert(
 @app.command()
 def doctor() -> None:
     """Print versions, backend, native part, disk and memory, to paste into a bug report."""
-    from .observe.doctor import report
-
-    print(report())
+    print(report(machine_memory(), "absent: references run on a CPU, which is slow"))
 
 
 def main() -> None:

@@ -1,0 +1,20 @@
+"""Mixture-of-experts language models larger than memory, on MLX."""
+
+from ._version import __version__
+from .api import LLM, Stats, convert, demo_path, info, load, verify
+from .errors import TTDError
+from .generation import Chunk, Response
+
+__all__ = [
+    "LLM",
+    "Chunk",
+    "Response",
+    "Stats",
+    "TTDError",
+    "__version__",
+    "convert",
+    "demo_path",
+    "info",
+    "load",
+    "verify",
+]

@@ -1,6 +1,7 @@
 // The number types that operations read and write.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace ttd {
@@ -13,6 +14,8 @@ struct f16 {
 };
 
 enum class Type { f32, bf16, f16 };
+
+inline size_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
 
 // Calls f with a null pointer to the element type.
 template <class F>

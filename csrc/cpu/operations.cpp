@@ -1,6 +1,9 @@
 // Compiled once for each instruction set.
 #include "operations.h"
 
+#define TTD_OPERATIONS
+#include "simd.h"
+
 #include "expert_ffn.h"
 #include "linear.h"
 

@@ -104,4 +104,44 @@ static inline void sums(Floats a, Floats b, Floats c, Floats d, float* out) {
   _mm_storeu_ps(out, _mm_unpacklo_ps(_mm_shuffle_ps(ac, ac, 0x08), _mm_shuffle_ps(bd, bd, 0x08)));
 }
 
+// The 32-bit words of a group of 4-bit codes; lanes of repeat r start at nibble r * steps.
+template <int steps>
+struct Nibbles {
+  __m256i lo, hi;
+};
+
+template <int steps>
+static inline Nibbles<steps> nibbles(const uint8_t* p) {
+  const auto eight = [](const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
+  if constexpr (steps == 8) {
+    return {eight(p), eight(p + 32)};
+  } else if constexpr (steps == 4) {
+    return {eight(p), _mm256_srli_epi32(eight(p), 16)};
+  } else {
+    const __m256i words = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm256_srlv_epi32(words, _mm256_setr_epi32(0, 0, 0, 0, 8, 8, 8, 8)),
+            _mm256_srlv_epi32(words, _mm256_setr_epi32(16, 16, 16, 16, 24, 24, 24, 24))};
+  }
+}
+
+// The values that a code stands for: fma(code, scale, bias).
+struct Levels {
+  __m256 scale, bias;
+
+  template <int steps, int step>
+  inline Floats at(const Nibbles<steps>& n) const {
+    const __m256i mask = _mm256_set1_epi32(15);
+    const auto value = [&](__m256i words) {
+      const __m256i code = _mm256_and_si256(_mm256_srli_epi32(words, 4 * step), mask);
+      return _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), scale, bias);
+    };
+    return {value(n.lo), value(n.hi)};
+  }
+};
+
+static inline Levels levels(float scale, float bias) { return {_mm256_set1_ps(scale), _mm256_set1_ps(bias)}; }
+
+// See simd_avx512.h; there are half as many registers of half the width.
+constexpr int tile_rows = 2, tile_tokens = 3, direct_tokens = 1;
+
 }  // namespace ttd::avx2

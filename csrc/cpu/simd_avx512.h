@@ -71,4 +71,44 @@ static inline void sums(Floats a, Floats b, Floats c, Floats d, float* out) {
   _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, all)));
 }
 
+// The 32-bit words of a group of 4-bit codes, repeated to fill sixteen lanes; lanes of repeat r start at nibble r * steps.
+template <int steps>
+struct Nibbles {
+  __m512i words;
+};
+
+template <int steps>
+static inline Nibbles<steps> nibbles(const uint8_t* p) {
+  if constexpr (steps == 8) {
+    return {_mm512_loadu_si512(p)};
+  } else if constexpr (steps == 4) {
+    const __m512i words = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return {words};
+  } else {
+    return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+  }
+}
+
+// The sixteen values that a code can stand for: fma(code, scale, bias).
+struct Levels {
+  __m512 table;
+
+  template <int steps, int step>
+  inline Floats at(const Nibbles<steps>& n) const {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i repeat = _mm512_srli_epi32(lane, steps == 8 ? 4 : steps == 4 ? 3 : 2);
+    const __m512i shift = _mm512_add_epi32(_mm512_slli_epi32(repeat, steps == 4 ? 4 : 3), _mm512_set1_epi32(4 * step));
+    return {_mm512_permutexvar_ps(_mm512_srlv_epi32(n.words, shift), table)};
+  }
+};
+
+static inline Levels levels(float scale, float bias) {
+  const __m512 code = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return {_mm512_fmadd_ps(code, _mm512_set1_ps(scale), _mm512_set1_ps(bias))};
+}
+
+// How many rows of weights and of activations are multiplied at once, and the most of the latter for which unpacking
+// weights straight into the multiplication pays.
+constexpr int tile_rows = 4, tile_tokens = 6, direct_tokens = 4;
+
 }  // namespace ttd::avx512

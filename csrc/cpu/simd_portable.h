@@ -113,4 +113,36 @@ static inline void sums(Floats a, Floats b, Floats c, Floats d, float* out) {
   out[3] = sum(d);
 }
 
+// The 32-bit words of a group of 4-bit codes; lanes of repeat r start at nibble r * steps.
+template <int steps>
+struct Nibbles {
+  uint32_t words[16];
+};
+
+template <int steps>
+static inline Nibbles<steps> nibbles(const uint8_t* p) {
+  Nibbles<steps> out;
+  constexpr int words = 2 * steps;
+  for (int i = 0; i < 16; ++i) {
+    uint32_t word;
+    std::memcpy(&word, p + 4 * (i % words), 4);
+    out.words[i] = word >> (4 * steps * (i / words));
+  }
+  return out;
+}
+
+// The values that a code stands for: fma(code, scale, bias).
+struct Levels {
+  Floats scale, bias;
+
+  template <int steps, int step>
+  inline Floats at(const Nibbles<steps>& n) const {
+    return fma(each([&](int i) { return static_cast<float>(n.words[i] >> (4 * step) & 15u); }), scale, bias);
+  }
+};
+
+static inline Levels levels(float scale, float bias) { return {splat(scale), splat(bias)}; }
+
+constexpr int tile_rows = 2, tile_tokens = 2, direct_tokens = 1;
+
 }  // namespace ttd::portable

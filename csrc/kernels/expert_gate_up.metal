@@ -34,7 +34,7 @@ for (int p = 0; p < PAIRS; ++p) {
   if (slot >= 0) {
     const float g = lanes_sum<LANES>(row_dot<BITS, GROUP, LANES, CHUNKS, uint>(gate[p], staged, sums, 0, lane));
     const float u = lanes_sum<LANES>(row_dot<BITS, GROUP, LANES, CHUNKS, uint>(up[p], staged, sums, 0, lane));
-    value = mul_rn(div_rn(g, add_rn(1.0f, exp_f32(-g))), u);
+    value = swiglu(g, u);
   }
   if (lane == 0 && first + p * SPAN < INTER) act[choice * INTER + first + p * SPAN] = value;
 }

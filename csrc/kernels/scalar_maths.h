@@ -6,3 +6,5 @@ FN float softplus(float x) {
   const float log1p_u = w == 1.0f ? u : mul_rn(log_f32(w), div_rn(u, add_rn(w, -1.0f)));
   return add_rn(x > 0.0f ? x : 0.0f, log1p_u);
 }
+
+FN float swiglu(float gate, float up) { return mul_rn(div_rn(gate, add_rn(1.0f, exp_f32(-gate))), up); }

@@ -60,7 +60,6 @@ class Journal:
 
     def record(self, name: str, entry: FileEntry) -> None:
         """Note that a file is complete and on the disk."""
-        sync_directory((self.store / name).parent)
         self._write(self._note(name), json.dumps(vars(entry)))
 
     def publish(self, target: Path) -> None:
@@ -84,4 +83,3 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-        sync_directory(path.parent)

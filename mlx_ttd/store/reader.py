@@ -203,15 +203,15 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     config = read_json(_inside(root, CONFIG))
     spec = model_spec(config, str(root / CONFIG))
     manifest = parse_manifest(data, spec, str(root / MANIFEST))
+    for layer, layout in enumerate(manifest.layouts):
+        if layout is not None:
+            name = expert_file(layer)
+            _expert_file(root, name, manifest.files[name], layout, spec)
     dense = {
         name: _dense_file(root, name, manifest, spec)
         for name, layer in store_files(spec, manifest.mtp).items()
         if layer is None
     }
-    for layer, layout in enumerate(manifest.layouts):
-        if layout is not None:
-            name = expert_file(layer)
-            _expert_file(root, name, manifest.files[name], layout, spec)
     mtp = None
     if manifest.mtp:
         records: tuple[str, ...] = ()

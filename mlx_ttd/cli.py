@@ -191,7 +191,7 @@ def info(
 @app.command()
 def verify(store: StoreArgument = "demo") -> None:
     """Compare every byte of a store with the digests in its manifest."""
-    api.verify(store, progress=_progress("verify"))
+    api.verify(api.store_path(store), progress=_progress("verify"))
     print(f"{store}: every digest matches.")
 
 

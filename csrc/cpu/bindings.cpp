@@ -30,7 +30,6 @@ void set_threads(int count) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.attr("mlx_version") = TTD_MLX_VERSION;
   m.def("isas", supported_isas, "The instruction sets that can be forced here.");
   m.def("isa", [] { return std::string(ttd::name(ttd::isa())); }, "The instruction set in use.");
   m.def("set_isa", set_isa, nb::arg("name"), "Force an instruction set; ValueError if this processor lacks it.");

@@ -1,0 +1,31 @@
+"""Dense projections and the head on the CPU, by the native extension (csrc/cpu/linear.h)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from .backend import Mode, register
+from .native import FLOATS, extension
+from .weight import Weight
+
+
+def _fits(x: mx.array, w: Weight) -> bool:
+    if extension() is None or x.dtype not in FLOATS:
+        return False
+    return w.mode == "plain" or (w.mode == "affine" and w.bits in (4, 8) and w.group in (32, 64, 128))
+
+
+def _linear(x: mx.array, w: Weight, mode: Mode) -> mx.array:
+    native: Any = extension()
+    return native.linear(x, w.weight, w.scales, w.biases, w.bits, w.group)
+
+
+def _head(x: mx.array, w: Weight, window: tuple[int, int] | None, mode: Mode) -> mx.array:
+    native: Any = extension()
+    return native.linear(x, w.weight, w.scales, w.biases, w.bits, w.group, window, True)
+
+
+register("linear", "native", _linear, lambda x, w, mode: _fits(x, w))
+register("head", "native", _head, lambda x, w, window, mode: _fits(x, w))

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -42,6 +42,7 @@ DENSE_TEXT = {k: v for k, v in TEXT.items() if "expert" not in k and "moe" not i
 }
 DENSE = {"model_type": "qwen3_5", "text_config": DENSE_TEXT}
 TIED = {"model_type": "qwen3_5", "text_config": DENSE_TEXT | {"tie_word_embeddings": True}}
+FP8 = {"model_type": "qwen3_5_moe", "text_config": TEXT | {"hidden_size": 256, "moe_intermediate_size": 128}}
 NEXT = TEXT | {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
 
 NAMES = {
@@ -179,7 +180,7 @@ def packed(stored: Stored, bits: int, group: int, mode: str = "affine") -> tuple
     def bits_of(x: mx.array) -> np.ndarray:
         return np.array(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x)
 
-    scale_dtype = "U8" if mode == "mxfp4" else stored[0]
+    scale_dtype = stored[0] if mode == "affine" else "U8"
     return (("U32", np.array(codes)), *((scale_dtype, bits_of(x)) for x in (scales, *biases)))
 
 
@@ -241,3 +242,50 @@ def tiny(path: Path, config: dict[str, Any] = MOE, seed: int = 0, mtp: bool = Fa
     """A published-style checkpoint (multimodal prefix, fused experts) of random weights."""
     spec = model_spec(config)
     return write(path, config, hf_tensors(spec, values(spec, seed, mtp, dtype)))
+
+
+class FP8Tensors(NamedTuple):
+    """A block-FP8 checkpoint, and what its encoded tensors stand for."""
+
+    encoded: Tensors
+    plain: Tensors
+
+    def decoded(self, spec: ModelSpec) -> dict[str, Stored]:
+        """The decoded weights (BF16) by the store's names, experts stacked."""
+        found = {}
+        for t in trunk_tensors(spec):
+            name = source_name(t, "model.language_model.")
+            if name in self.plain:
+                found[t.name] = self.plain[name]
+            elif t.kind == "experts":
+                base = name.rsplit(".", 1)[0]
+                halves = ("gate", "up") if t.role == "moe.gate_up" else ("down",)
+                each = [[self.plain[f"{base}.{e}.{h}_proj.weight"][1] for h in halves] for e in range(spec.experts)]
+                found[t.name] = "BF16", np.stack([np.concatenate(parts) for parts in each])
+        return found
+
+
+def fp8_tensors(tensors: Tensors, scale_dtype: str) -> FP8Tensors:
+    """Every large matrix as e4m3 codes with one scale per 128 x 128 block; `scale_dtype` is F32, BF16 or F8_E8M0."""
+    encoded, decoded = dict(tensors), {}
+    for name in tensors:
+        if "_proj" not in name or "in_proj_a" in name or "in_proj_b" in name:
+            continue
+        x = f32(tensors[name])
+        *lead, rows, cols = x.shape
+        blocks = (-(-rows // 128), -(-cols // 128))
+        padded = np.zeros((*lead, blocks[0] * 128, blocks[1] * 128), np.float32)
+        padded[..., :rows, :cols] = x
+        scale = np.abs(padded.reshape(*lead, blocks[0], 128, blocks[1], 128)).max((-3, -1)) / 448
+        if scale_dtype == "F8_E8M0":
+            exponent = np.ceil(np.log2(scale)).astype(np.int32) + 127
+            stored, scale = exponent.astype(np.uint8), np.exp2(exponent - 127).astype(np.float32)
+        else:
+            stored = plain(scale_dtype, scale)[1]
+            scale = f32((scale_dtype, stored))
+        full = np.repeat(np.repeat(scale, 128, -2), 128, -1)[..., :rows, :cols]
+        codes = mx.to_fp8(mx.array(x / full))
+        encoded[name] = "F8_E4M3", np.array(codes)
+        encoded[name + "_scale_inv"] = scale_dtype, stored
+        decoded[name] = "BF16", bf16(np.array(mx.from_fp8(codes, mx.float32)) * full)
+    return FP8Tensors(encoded, decoded)

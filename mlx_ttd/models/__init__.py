@@ -3,7 +3,7 @@
 from ..errors import ConfigError
 from .qwen3_5 import Model, blocks
 
-MODELS = {"qwen3_5": Model, "qwen3_5_moe": Model}
+MODELS = {"qwen3_5": Model, "qwen3_5_moe": Model, "qwen3_next": Model}
 
 
 def model_class(model_type: str) -> type[Model]:

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 
 LINEAR, FULL = "linear_attention", "full_attention"
 CONFIG_BYTES = 4 << 20
-MOE_TYPES = {"qwen3_5_moe", "qwen3_5_moe_text"}
+MOE_TYPES = {"qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
 DENSE_TYPES = {"qwen3_5", "qwen3_5_text"}
 
 
@@ -73,7 +73,9 @@ def read_json(path: Path, limit: int = CONFIG_BYTES) -> dict[str, Any]:
     """Read an untrusted JSON object of at most `limit` bytes; ConfigError names the file otherwise."""
     try:
         if path.stat().st_size > limit:
-            raise ConfigError(f"{path} is larger than {limit:,} bytes, which no such file is; check where it comes from.")
+            raise ConfigError(
+                f"{path} is larger than {limit:,} bytes, which no such file is; check where it comes from."
+            )
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; a model directory needs it.") from None
@@ -109,9 +111,7 @@ def _layer_types(fields: _Fields, layers: int) -> tuple[str, ...]:
         interval = fields.integer("full_attention_interval", 4)
         return tuple(FULL if i % interval == interval - 1 else LINEAR for i in range(layers))
     if not isinstance(listed, list) or len(listed) != layers or any(t not in (LINEAR, FULL) for t in listed):
-        raise ConfigError(
-            f"{fields.where}: layer_types must list {layers} times '{LINEAR}' or '{FULL}' (num_hidden_layers is {layers})."
-        )
+        raise ConfigError(f"{fields.where}: layer_types must list '{LINEAR}' or '{FULL}' for each of {layers} layers.")
     return tuple(listed)
 
 
@@ -129,9 +129,18 @@ def model_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSp
     """Read a `ModelSpec` from a Hugging Face or MLX config, nested or flat. Raises ConfigError."""
     text = text_config(config, where)
     model_type = text.get("model_type", config.get("model_type"))
-    if model_type not in MOE_TYPES | DENSE_TYPES:
+    if not isinstance(model_type, str) or model_type not in MOE_TYPES | DENSE_TYPES:
         known = ", ".join(sorted(MOE_TYPES | DENSE_TYPES))
         raise ConfigError(f"{where}: model_type {model_type!r} is not supported; supported are {known}.")
+    if (
+        text.get("mlp_only_layers")
+        or text.get("decoder_sparse_step", 1) != 1
+        or text.get("norm_topk_prob", True) is not True
+    ):
+        raise ConfigError(
+            f"{where}: layers without experts among layers with them, or weights of chosen experts that are "
+            "not renormalised, are not supported."
+        )
     moe = model_type in MOE_TYPES
     fields = _Fields(text, where)
     layers = fields.integer("num_hidden_layers", high=4096)
@@ -142,7 +151,9 @@ def model_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSp
     head_dim = fields.integer("head_dim", 256, high=4096)
     rope_dim = int(head_dim * rope_fields.number("partial_rotary_factor", 0.25))
     if rope_dim < 2 or rope_dim % 2 or rope_dim > head_dim:
-        raise ConfigError(f"{where}: partial_rotary_factor rotates {rope_dim} of {head_dim} dimensions; an even part is needed.")
+        raise ConfigError(
+            f"{where}: partial_rotary_factor rotates {rope_dim} of {head_dim} dimensions; an even part is needed."
+        )
     spec = ModelSpec(
         model_type=model_type.removesuffix("_text"),
         hidden=fields.integer("hidden_size", high=1 << 20),
@@ -169,8 +180,8 @@ def model_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSp
     )
     if spec.heads % spec.kv_heads or spec.value_heads % spec.key_heads:
         raise ConfigError(
-            f"{where}: {spec.heads} query heads over {spec.kv_heads} key heads and {spec.value_heads} GDN value heads over "
-            f"{spec.key_heads} key heads must divide evenly."
+            f"{where}: {spec.heads} query heads over {spec.kv_heads} key heads and {spec.value_heads} GDN value heads "
+            f"over {spec.key_heads} key heads must divide evenly."
         )
     if spec.top_k > spec.experts:
         raise ConfigError(f"{where}: num_experts_per_tok {spec.top_k} exceeds num_experts {spec.experts}.")

@@ -9,7 +9,7 @@ import numpy as np
 from ..spec import Quantisation
 from .checkpoint import Checkpoint
 from .format import PLAIN_DTYPES, SCALE_DTYPES, check_quantisation
-from .fp8_block import BLOCK, decode, scale_shape
+from .fp8_block import BLOCK, SCALES, decode, scale_shape
 from .safetensors_file import ITEM_BYTES, TensorInfo
 
 Bytes = np.ndarray  # uint8 [rows, bytes of a row]
@@ -92,9 +92,9 @@ def _packed(checkpoint: Checkpoint, info: TensorInfo, shape: tuple[int, ...]) ->
 
 def _fp8(checkpoint: Checkpoint, info: TensorInfo, shape: tuple[int, ...]) -> FP8:
     scales = checkpoint.tensors[info.name + "_scale_inv"]
-    if info.dtype != "F8_E4M3" or scales.dtype not in ("F32", "BF16"):
+    if info.dtype != "F8_E4M3" or scales.dtype not in SCALES:
         raise Mismatch(
-            f"{info.name} is {info.dtype} with {scales.dtype} scales where F8_E4M3 with F32 or BF16 is needed"
+            f"{info.name} is {info.dtype}, its scales {scales.dtype}; F8_E4M3 and {', '.join(SCALES)} are read"
         )
     _shape(info, shape)
     _shape(scales, scale_shape(shape))
@@ -136,7 +136,4 @@ def _block_scales(checkpoint: Checkpoint, name: str, start: int, stop: int) -> n
     block = row // rows * per_matrix + row % rows // BLOCK
     raw = np.empty((int(block[-1] - block[0]) + 1, width), np.uint8)
     checkpoint.read(info, int(block[0]) * width, raw.data.cast("B"))
-    values = (
-        raw.view(np.float32) if info.dtype == "F32" else (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    )
-    return values[block - block[0]]
+    return SCALES[info.dtype](raw)[block - block[0]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 BLOCK = 128
@@ -16,6 +18,11 @@ def _e4m3_values() -> np.ndarray:
 
 
 VALUES = _e4m3_values()
+SCALES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "F32": lambda raw: raw.view(np.float32),
+    "BF16": lambda raw: (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32),
+    "F8_E8M0": lambda raw: np.exp2(raw.astype(np.float32) - 127),
+}
 
 
 def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,0 +1,250 @@
+"""Generation through the API on the demo model: lengths, stops, continuing, saving, closing."""
+
+from __future__ import annotations
+
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_ttd
+from mlx_ttd.errors import BudgetError, BusyError, ContextError, OptionError, StateError, StoreError
+from mlx_ttd.generation import token_digest
+
+MEMORY = "300MB"
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with mlx_ttd.load("demo", MEMORY, slots=6) as loaded:
+        yield loaded
+
+
+def ids(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 2000, count).tolist()
+
+
+def fresh(llm, prompt, **options):
+    llm._running = None
+    return llm.generate(prompt, **options)
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 63, 64, 65])
+def test_prompt_lengths(llm, length):
+    response = fresh(llm, ids(length), max_tokens=3, ignore_eos=True)
+    assert len(response.tokens) == 3
+    assert response.prompt_tokens == length
+    cache = llm.model.make_cache()
+    steps = [llm.model(mx.array([[token]]), cache=cache)[0, 0] for token in ids(length)]
+    assert int(mx.argmax(steps[-1])) == response.tokens[0]
+
+
+@pytest.mark.slow
+def test_a_prompt_that_fills_the_context(llm):
+    response = fresh(llm, ids(4096), max_tokens=5, ignore_eos=True)
+    assert len(response.tokens) == 1
+    assert response.finish_reason == "length"
+
+
+def test_a_prompt_longer_than_the_context_is_refused(llm):
+    with pytest.raises(ContextError, match="4,097 tokens"):
+        llm.generate(ids(4097))
+
+
+def test_stream_and_generate_agree(llm):
+    llm._running = None
+    chunks = list(llm.stream("In the beginning", max_tokens=20))
+    response = fresh(llm, "In the beginning", max_tokens=20)
+    assert "".join(chunk.text for chunk in chunks) == response.text
+    assert sum((chunk.tokens for chunk in chunks), ()) == response.tokens
+    assert chunks[-1].finish_reason == response.finish_reason == "length"
+    assert response.digest == token_digest(response.tokens)
+    assert response.tokens_per_second > 0
+
+
+def test_stop_strings_cut_the_text(llm):
+    whole = fresh(llm, "In the beginning", max_tokens=30).text
+    word = whole.split()[6]
+    cut = fresh(llm, "In the beginning", max_tokens=30, stop=word)
+    assert cut.text == whole[: whole.index(word)]
+    assert cut.finish_reason == "stop"
+
+
+def test_seeds_repeat_and_differ(llm):
+    options = {"max_tokens": 12, "temperature": 1.0, "ignore_eos": True}
+    first, again, other = (fresh(llm, "And", seed=seed, **options).tokens for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_logprobs_and_processors(llm):
+    response = fresh(llm, "And", max_tokens=4, logprobs=True, ignore_eos=True)
+    assert len(response.logprobs) == 4
+    assert all(p <= 0 for p in response.logprobs)
+    only = 77
+
+    def force(tokens, logits):
+        return mx.where(mx.arange(logits.shape[0]) == only, 0.0, -mx.inf)
+
+    assert set(fresh(llm, "And", max_tokens=4, processors=[force]).tokens) == {only}
+
+
+def test_a_longer_prompt_continues_and_reads_only_its_new_tokens(llm):
+    first = fresh(llm, ids(40), max_tokens=6, ignore_eos=True)
+    before = llm.stats().counters
+    longer = ids(40) + list(first.tokens) + ids(10, seed=1)
+    second = llm.generate(longer, max_tokens=2, ignore_eos=True)
+    counts = llm.stats().counters.since(before)
+    assert second.cached_tokens == 45
+    # The last answered token was never passed through the model; of the new ones the last is a decode step.
+    assert counts.prefill_tokens == 10
+    assert counts.decode_steps == 2
+    assert counts.hits > 0
+    unrelated = llm.generate(ids(12, seed=5), max_tokens=1)
+    assert unrelated.cached_tokens == 0
+
+
+def test_the_same_prompt_again_runs_afresh_and_answers_the_same(llm):
+    first = fresh(llm, ids(40), max_tokens=1)
+    again = llm.generate(ids(40), max_tokens=1)
+    assert again.cached_tokens == 0
+    assert again.tokens == first.tokens
+    assert again.logits_digest == first.logits_digest
+
+
+def test_saved_state_continues_as_if_never_left(llm, tmp_path):
+    fresh(llm, ids(50), max_tokens=4, ignore_eos=True)
+    llm.save_state(tmp_path / "state.safetensors")
+    tokens = list(llm._running.tokens)
+    wanted = llm.generate([*tokens, 5, 6], max_tokens=8, ignore_eos=True)
+    fresh(llm, ids(9, seed=3), max_tokens=2)
+    assert llm.restore_state(tmp_path / "state.safetensors") == tokens
+    found = llm.generate([*tokens, 5, 6], max_tokens=8, ignore_eos=True)
+    assert found.cached_tokens == len(tokens)
+    assert (found.digest, found.logits_digest) == (wanted.digest, wanted.logits_digest)
+
+
+def test_a_foreign_or_broken_state_is_refused(llm, tmp_path):
+    path = tmp_path / "state.safetensors"
+    fresh(llm, ids(5), max_tokens=1)
+    llm.save_state(path)
+    with mlx_ttd.load("demo", MEMORY, kv_dtype="bfloat16") as other, pytest.raises(StateError, match="kv_dtype"):
+        other.restore_state(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(StateError, match="saved state"):
+        llm.restore_state(path)
+    with mlx_ttd.load("demo", MEMORY) as empty, pytest.raises(StateError, match="generate"):
+        empty.save_state(path)
+
+
+def test_an_interrupt_in_a_step_leaves_the_next_call_good(llm):
+    wanted = fresh(llm, ids(20), max_tokens=5).digest
+
+    def interrupt(tokens, logits):
+        raise KeyboardInterrupt
+
+    llm._running = None
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(ids(20), max_tokens=5, processors=[interrupt])
+    assert llm.generate(ids(20), max_tokens=5).digest == wanted
+
+
+def test_an_unfinished_stream_in_the_main_thread_gives_way(llm):
+    stream = llm.stream("And", max_tokens=50)
+    next(stream)
+    assert llm.generate("And", max_tokens=2).tokens
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_threads_take_turns(llm):
+    wanted = [fresh(llm, ids(12, seed=s), max_tokens=6, ignore_eos=True).digest for s in range(3)]
+    found = [None] * 3
+
+    def work(i):
+        found[i] = llm.generate(ids(12, seed=i), max_tokens=6, ignore_eos=True).digest
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == wanted
+
+
+def test_closing_gives_memory_back_and_refuses_use():
+    import gc
+
+    gc.collect()
+    before = mx.get_active_memory()
+    llm = mlx_ttd.load("demo", MEMORY)
+    llm.generate("And", max_tokens=2)
+    assert mx.get_active_memory() > before
+    llm.close()
+    llm.close()
+    gc.collect()
+    assert mx.get_active_memory() <= before + 100_000
+    with pytest.raises(BusyError, match="closed"):
+        llm.generate("And")
+
+
+def test_a_budget_below_the_least_names_one_that_works():
+    with pytest.raises(BudgetError) as caught:
+        mlx_ttd.load("demo", 1_000_000)
+    least = caught.value.least_bytes
+    assert least == mlx_ttd.info("demo")["least_bytes"]
+    assert f"{least:,}" in str(caught.value)
+    with pytest.raises(BudgetError):
+        mlx_ttd.load("demo", least - 1)
+    with mlx_ttd.load("demo", least) as llm:
+        assert llm.generate("And", max_tokens=2).tokens
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda llm: llm.generate(""), OptionError, "empty"),
+        (lambda llm: llm.generate([]), OptionError, "empty"),
+        (lambda llm: llm.generate([99_999]), OptionError, "vocabulary"),
+        (lambda llm: llm.generate("a", max_tokens=0), OptionError, "max_tokens"),
+        (lambda llm: llm.generate("a", temperature=-1), OptionError, "temperature"),
+        (lambda llm: llm.generate("a", top_p=2), OptionError, "top_p"),
+        (lambda llm: llm.generate("a", warmth=2), OptionError, "warmth"),
+        (lambda llm: llm.generate([{"role": "user", "content": "a"}] * 3, stop=""), OptionError, "stop"),
+        (lambda llm: mlx_ttd.load("demo", memory="many"), OptionError, "many"),
+        (lambda llm: mlx_ttd.load("demo", MEMORY, polcy="lru"), OptionError, "policy"),
+        (lambda llm: mlx_ttd.load("demo", MEMORY, policy="best"), OptionError, "fifo"),
+        (lambda llm: mlx_ttd.load("demo", MEMORY, depth=0), OptionError, "depth"),
+        (lambda llm: mlx_ttd.load("demo", MEMORY, depth="8"), OptionError, "int"),
+        (lambda llm: mlx_ttd.load("nowhere", MEMORY), StoreError, "nowhere"),
+    ],
+)
+def test_bad_input_gets_one_sentence(llm, call, error, words):
+    with pytest.raises(error, match=words) as caught:
+        call(llm)
+    assert "\n" not in str(caught.value)
+
+
+def test_environment_variables_mirror_options(monkeypatch):
+    monkeypatch.setenv("MLX_TTD_POLICY", "lru")
+    monkeypatch.setenv("MLX_TTD_MEMORY", MEMORY)
+    with mlx_ttd.load("demo") as llm:
+        assert llm.options.policy == "lru"
+        assert llm.division.total == 300_000_000
+    with mlx_ttd.load("demo", policy="fifo") as llm:
+        assert llm.options.policy == "fifo"
+    monkeypatch.setenv("MLX_TTD_POLCY", "lru")
+    with pytest.raises(OptionError, match="MLX_TTD_POLCY"):
+        mlx_ttd.load("demo")
+
+
+def test_a_dense_model_that_does_not_fit_is_refused_with_the_reason(tmp_path):
+    import checkpoints
+
+    from mlx_ttd.store import convert
+
+    store = convert(checkpoints.tiny(tmp_path / "hf", checkpoints.DENSE), tmp_path / "dense.ttd")
+    with pytest.raises(BudgetError, match="every weight for each token"):
+        mlx_ttd.load(store, "64MB")
+    with mlx_ttd.load(store, MEMORY) as llm:
+        assert llm.generate([1, 2, 3], max_tokens=3).tokens

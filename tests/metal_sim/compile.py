@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,9 @@ KERNEL = [
     ),
 ]
 FAST = ["-O2"]
+# Each threadgroup array is followed by bytes that no other has, so that running past its end is seen.
+ARRAY = re.compile(r"(\.comm\t_ZZ\w+,)(\d+),")
+ARRAY_GUARD = 256
 CHECKS = "shift,signed-integer-overflow,float-cast-overflow,integer-divide-by-zero,array-bounds"
 DIAGNOSED = [
     *("-O1", "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0"),
@@ -68,11 +72,12 @@ class ThreadgroupArray:
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel compiled: the library, the offset of its entry, and its threadgroup arrays."""
+    """A kernel compiled: the library, the offset of its entry, and its threadgroup arrays, which follow all constants."""
 
     library: Path
     entry: int
     arrays: tuple[ThreadgroupArray, ...]
+    end: int
 
 
 @cache
@@ -151,6 +156,7 @@ def runtime() -> ctypes.CDLL:
     loaded.msl_allocate.restype = ctypes.c_void_p
     loaded.msl_allocate.argtypes = [ctypes.c_uint64]
     loaded.msl_free.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    loaded.msl_reports.restype = loaded.msl_sites.restype = ctypes.c_void_p
     return loaded
 
 
@@ -163,24 +169,27 @@ def build(source: KernelSource, diagnosed: bool) -> Program:
     described = library.with_suffix(".json")
     if not described.exists():
         with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-            compiled, linked = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
-            call([*compiler().kernels, *flags, "-I", str(HERE), "-c", "-", "-o", str(compiled)], text)
-            call([*compiler().cplusplus, "-shared", str(compiled), runtime()._name, "-lm", "-o", str(linked)])
+            assembly, linked = Path(folder) / "kernel.s", Path(folder) / "kernel.so"
+            written = call([*compiler().kernels, *flags, "-I", str(HERE), "-S", "-", "-o", "-"], text)
+            assembly.write_text(ARRAY.sub(lambda m: f"{m[1]}{int(m[2]) + ARRAY_GUARD},", written))
+            call([*compiler().cplusplus, "-shared", str(assembly), runtime()._name, "-lm", "-o", str(linked)])
             description = _describe(linked, source.name)
             linked.replace(library)
             unfinished = Path(folder) / "description"
             unfinished.write_text(json.dumps(description))
             unfinished.replace(described)
-    entry, arrays = json.loads(described.read_text())
-    return Program(library, entry, tuple(ThreadgroupArray(*array) for array in arrays))
+    entry, arrays, end = json.loads(described.read_text())
+    return Program(library, entry, tuple(ThreadgroupArray(*array) for array in arrays), end)
 
 
-def _describe(library: Path, kernel: str) -> tuple[int, list[tuple[str, int, int]]]:
-    entry, arrays = 0, []
+def _describe(library: Path, kernel: str) -> tuple[int, list[tuple[str, int, int]], int]:
+    entry, arrays, end = 0, [], 0
     for line in call(["nm", "-SC", "--defined-only", str(library)]).splitlines():
-        value, size, kind, name = [*line.split(maxsplit=3), "", ""][:4]
+        value, size, kind, name = [*line.split(maxsplit=3), ""][:4]
         if name == "msl_entry":
             entry = int(value, 16)
-        elif kind in "bBdD" and name.startswith(f"{kernel}"):
-            arrays.append((name.rpartition("::")[2], int(value, 16), int(size, 16)))
-    return entry, arrays
+        elif kind == "b" and name.startswith(f"{kernel}::"):
+            arrays.append((name.rpartition("::")[2], int(value, 16), int(size, 16) - ARRAY_GUARD))
+        elif name:
+            end = max(end, int(value, 16) + int(size, 16))
+    return entry, arrays, min((offset for _, offset, _ in arrays), default=end)

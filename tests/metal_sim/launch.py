@@ -45,6 +45,8 @@ class _Request(ctypes.Structure):
         ("seconds", ctypes.c_float),
         ("buffers", ctypes.POINTER(_Buffer)),
         ("buffer_count", ctypes.c_uint32),
+        ("constants", ctypes.c_void_p),
+        ("constant_bytes", ctypes.c_uint64),
         ("message", ctypes.c_char_p),
         ("message_bytes", ctypes.c_uint32),
         ("sites", ctypes.c_void_p * 2),
@@ -53,7 +55,7 @@ class _Request(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Where a launch runs (threads; threads of a threadgroup) and in which order lanes, SIMD-groups and threadgroups do."""
+    """Where a launch runs, in threads, and in which order its lanes, SIMD-groups and threadgroups do."""
 
     grid: tuple[int, int, int]
     threadgroup: tuple[int, int, int]
@@ -122,6 +124,8 @@ def launch(program: Program, arguments: Sequence[Argument], schedule: Schedule, 
             SECONDS,
             (_Buffer * len(buffers))(*buffers),
             len(buffers),
+            base,
+            program.end,
             ctypes.cast(message, ctypes.c_char_p),
             len(message),
         )
@@ -131,8 +135,8 @@ def launch(program: Program, arguments: Sequence[Argument], schedule: Schedule, 
         for argument, pointer in zip(arguments, pointers, strict=True):
             if argument.written:
                 argument.data = np.frombuffer(ctypes.string_at(pointer, argument.data.nbytes), np.uint8)
-        findings = read_findings(program, base) if diagnosed else Findings()
-        if failed:
+        findings = read_findings(program, base, [b.name.decode() for b in buffers]) if diagnosed else Findings()
+        if failed and message.value:
             findings.reports.append(_explain(message.value.decode(), request, program, base))
         return findings
 

@@ -2,25 +2,88 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from .compile import Program, call
+from .compile import Program, call, runtime
+
+LINE = 128
+
+
+class _Report(ctypes.Structure):
+    _fields_ = (("site", ctypes.c_void_p), ("text", ctypes.c_char * 240))
+
+
+class _Site(ctypes.Structure):
+    _fields_ = (
+        ("site", ctypes.c_void_p),
+        ("buffer", ctypes.c_uint32),
+        ("store", ctypes.c_uint32),
+        ("bytes", ctypes.c_uint32),
+        ("worst", ctypes.c_uint32),
+        ("instructions", ctypes.c_uint64),
+        ("asked", ctypes.c_uint64),
+        ("used", ctypes.c_uint64),
+        ("lines", ctypes.c_uint64),
+        ("distinct_bytes", ctypes.c_uint64),
+        ("distinct_lines", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True)
+class Site:
+    """How one source line reaches one buffer in device memory; a line is 128 bytes.
+
+    Over its instructions (one a SIMD-group at a time): bytes a lane, bytes asked by all lanes, different bytes among
+    them, lines touched, the most by one instruction. Over the launch: different bytes and lines.
+    """
+
+    place: str
+    buffer: str
+    store: bool
+    bytes: int
+    instructions: int
+    asked: int
+    used: int
+    lines: int
+    worst: int
+    distinct_bytes: int
+    distinct_lines: int
+
+    @property
+    def line_use(self) -> float:
+        """The share of the lines that an instruction touches which it uses, on average."""
+        return self.used / (LINE * self.lines)
+
+    @property
+    def coverage(self) -> float:
+        """The share of the lines touched at all that the launch uses."""
+        return self.distinct_bytes / (LINE * self.distinct_lines)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.place:24} {'store' if self.store else 'load':5} {self.buffer:12} {self.bytes:2} B"
+            f" {self.instructions:8} instructions {self.asked:10} bytes {self.lines:8} lines, worst {self.worst},"
+            f" {self.line_use:.0%} of them used, {self.coverage:.0%} over the launch"
+        )
 
 
 @dataclass
 class Findings:
-    """Reports, one text each, of a launch."""
+    """Reports, one text each, and sites, in order of place, of a launch."""
 
     reports: list[str] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
 
 
 @cache
 def _lines(library: Path, address: int) -> str:
     printed = call(["addr2line", "-i", "-e", str(library), f"{address:#x}"]).splitlines()
     lines = [line.partition(" ")[0].rpartition("/")[2] for line in printed]
-    return " in ".join(dict.fromkeys(line for line in lines if not line.startswith(("metal_stdlib", "entry"))))
+    return " in ".join(dict.fromkeys(line for line in lines if line.startswith(("header", "body")))) or "?"
 
 
 def place(program: Program, address: int) -> str:
@@ -28,5 +91,19 @@ def place(program: Program, address: int) -> str:
     return _lines(program.library, address - 1)
 
 
-def read_findings(program: Program, base: int) -> Findings:
-    return Findings()
+def read_findings(program: Program, base: int, buffers: Sequence[str]) -> Findings:
+    """What the launch that just ended left in the runtime."""
+    count = ctypes.c_uint64()
+    first = runtime().msl_reports(ctypes.byref(count))
+    reports = (_Report * count.value).from_address(first) if count.value else []
+    texts = [f"{place(program, r.site - base)}: {r.text.decode()}" for r in reports]
+    first = runtime().msl_sites(ctypes.byref(count))
+    raw = (_Site * count.value).from_address(first) if count.value else []
+    sites = [
+        Site(
+            *(place(program, s.site - base), buffers[s.buffer], bool(s.store), s.bytes, s.instructions),
+            *(s.asked, s.used, s.lines, s.worst, s.distinct_bytes, s.distinct_lines),
+        )
+        for s in raw
+    ]
+    return Findings(texts, sorted(sites, key=lambda s: (s.place, s.buffer, s.store)))

@@ -18,14 +18,12 @@
 #include <ucontext.h>
 
 Run run;
+SimdGroup groups[MAX_THREADS / WIDTH];
 extern "C" void msl_switch(void** from, void* to);
 
 namespace {
 
-constexpr unsigned MAX_THREADS = 1024;
-constexpr size_t GUARD = 64 * 1024;
 Lane lanes[MAX_THREADS];
-SimdGroup groups[MAX_THREADS / WIDTH];
 void* scheduler_stack_pointer;
 sigjmp_buf failure;
 pthread_t owner;
@@ -123,8 +121,7 @@ void run_threadgroup(uint32_t index, const uint32_t counts[3]) {
     size.at[axis] = std::min(whole.at[axis], r.grid[axis] - place.at[axis] * whole.at[axis]);
   const uint32_t threads = size.at[0] * size.at[1] * size.at[2];
   const uint32_t group_count = (threads + WIDTH - 1) / WIDTH;
-  run.threadgroup_index = index;
-  run.epoch = 0;
+  run.threadgroup = index + 1;
   for (uint32_t i = 0; i < threads; ++i) {
     Lane& lane = lanes[i];
     Thread& t = lane.thread;
@@ -144,7 +141,8 @@ void run_threadgroup(uint32_t index, const uint32_t counts[3]) {
     t.simdgroups_per_threadgroup = group_count;
     lane.group = &groups[i / WIDTH];
     lane.wait = Wait::none;
-    lane.sequence = lane.epoch = 0;
+    lane.sequence = 0;
+    for (unsigned kind = 0; kind < 2; ++kind) lane.epoch[kind] = lane.simd_epoch[kind] = 0;
     lane.group->lanes[i % WIDTH] = &lane;
     prepare_fiber(lane);
   }
@@ -158,7 +156,7 @@ void run_threadgroup(uint32_t index, const uint32_t counts[3]) {
     group.resume = group.lanes[order[0]];
   }
   const auto order = ordered(group_count);
-  for (bool ended = false; !ended; ++run.epoch) {
+  for (bool ended = false; !ended;) {
     for (unsigned g : order) {
       run.lane = groups[g].resume;
       msl_switch(&scheduler_stack_pointer, run.lane->stack_pointer);
@@ -222,12 +220,17 @@ void msl_missing_lane(uint32_t lane) {
           run.lane->group->count);
 }
 
-void msl_simdgroup_barrier() {
+void msl_simdgroup_barrier(uint32_t orders_device, uint32_t orders_threadgroup) {
   meet(Wait::simd, __builtin_return_address(0));
-  ++run.lane->epoch;
+  run.lane->simd_epoch[0] += orders_threadgroup;
+  run.lane->simd_epoch[1] += orders_device;
 }
 
-void msl_threadgroup_barrier() { meet(Wait::barrier, __builtin_return_address(0)); }
+void msl_threadgroup_barrier(uint32_t orders_device, uint32_t orders_threadgroup) {
+  meet(Wait::barrier, __builtin_return_address(0));
+  run.lane->epoch[0] += orders_threadgroup;
+  run.lane->epoch[1] += orders_device;
+}
 
 // Zeroed memory between pages that nothing may touch; `bytes` may be 0.
 char* msl_allocate(uint64_t bytes) {
@@ -276,6 +279,7 @@ int msl_launch(Request* request) {
     }
   }
   __builtin_ia32_ldmxcsr(denormals);
+  if (r.diagnose) diagnose_end();
   setitimer(ITIMER_VIRTUAL, &no_limit, nullptr);
   for (size_t i = 0; i < std::size(SIGNALS); ++i) sigaction(SIGNALS[i], &previous[i], nullptr);
   sigaltstack(&previous_stack, nullptr);

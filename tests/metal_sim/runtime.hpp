@@ -29,7 +29,9 @@ struct Lane {
   Thread thread;
   Wait wait;
   const void* site;
-  uint32_t sequence, epoch;
+  uint32_t sequence;
+  // Barriers passed that order threadgroup memory [0] and device memory [1].
+  uint32_t epoch[2], simd_epoch[2];
 };
 
 struct SimdGroup {
@@ -46,7 +48,7 @@ struct Buffer {
   uint32_t writable, threadgroup, initialised;
 };
 
-// The layout is that of launch.py's Request.
+// launch.py declares the same layout, as it does that of Buffer.
 struct Request {
   void (*entry)(void**, const Thread*);
   void** arguments;
@@ -55,6 +57,8 @@ struct Request {
   float seconds;
   Buffer* buffers;
   uint32_t buffer_count;
+  char* constants;
+  uint64_t constant_bytes;
   char* message;
   uint32_t message_bytes;
   const void* sites[2];
@@ -63,12 +67,19 @@ struct Request {
 struct Run {
   Request* request;
   Lane* lane;
-  uint32_t threadgroup_index, epoch;
+  uint32_t threadgroup;
 };
 
-extern Run run;
+constexpr unsigned MAX_THREADS = 1024;
 constexpr size_t STACK = 256 * 1024;
+constexpr size_t GUARD = 64 * 1024;
+constexpr size_t THREADGROUP_GUARD = 256;
 
+extern Run run;
+extern SimdGroup groups[MAX_THREADS / WIDTH];
+
+// Stops the launch at `site` (a return address), which differs from `other` where that is not null.
 [[noreturn]] void abandon(const void* site, const void* other, const char* format, ...);
 void diagnose_start();
 void diagnose_threadgroup_end();
+void diagnose_end();

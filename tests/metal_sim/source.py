@@ -103,7 +103,7 @@ def for_clang(source: KernelSource, prologue: str = "") -> str:
             source.body,
             "}",
             '#line 1 "entry"',
-            'extern "C" void msl_entry(thread ulong* arguments, const thread msl_thread* t) {',
+            'extern "C" __attribute__((no_sanitize("thread"))) void msl_entry(thread ulong* arguments, const thread msl_thread* t) {',
             f"  {source.name}({', '.join(arguments)});",
             "}\n",
         ]

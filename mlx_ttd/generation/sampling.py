@@ -24,7 +24,7 @@ def make_sampler(
 
     temperature: 0 is greedy, and the other numbers then do nothing. top_k: keep so many of the most probable tokens; 0
     keeps all. top_p: keep the most probable tokens until their probabilities sum to it. min_p: keep tokens of at least
-    this part of the greatest probability. seed: 0 to 2**32 - 1; samplers of one seed draw alike, call by call; None
+    this part of the greatest probability. seed: 0 to 2**64 - 1; samplers of one seed draw alike, call by call; None
     picks one.
     """
     if not (isinstance(temperature, int | float) and 0 <= temperature < math.inf):
@@ -35,19 +35,17 @@ def make_sampler(
         raise OptionError(f"top_p is {top_p!r}; it must be above 0 and at most 1 (1 keeps every token).")
     if not (isinstance(min_p, int | float) and 0 <= min_p <= 1):
         raise OptionError(f"min_p is {min_p!r}; it must be from 0 to 1 (0 keeps every token).")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32):
-        raise OptionError(f"seed is {seed!r}; it must be an integer from 0 to {(1 << 32) - 1}.")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64):
+        raise OptionError(f"seed is {seed!r}; it must be an integer from 0 to {(1 << 64) - 1}.")
     if temperature == 0:
         return greedy
-    seed = secrets.randbits(32) if seed is None else seed
-    draws = 0
+    key = mx.random.key(secrets.randbits(64) if seed is None else seed)
 
     def sample(logits: mx.array) -> mx.array:
-        nonlocal draws
+        nonlocal key
         ids, scores = candidates(logits, temperature, top_k, top_p, min_p)
-        key = mx.array([seed, draws], dtype=mx.uint32)
-        draws += 1
-        return ids[mx.random.categorical(scores, key=key)]
+        key, once = mx.random.split(key)
+        return ids[mx.random.categorical(scores, key=once)]
 
     return sample
 

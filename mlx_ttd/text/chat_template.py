@@ -98,7 +98,7 @@ def plain(value: Any, where: str) -> Any:
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of the messages as templates want them: no None, tool-call arguments as dicts, reasoning_content filled."""
+    """Copies of the messages as templates want them: no None, call arguments as dicts, reasoning_content filled."""
     if isinstance(messages, str | Mapping) or not messages:
         raise TemplateError(
             'The conversation must be a list of at least one message, {"role": "user", "content": "..."}.'

@@ -10,8 +10,9 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import wraps
-from types import BuiltinMethodType
+from functools import lru_cache, wraps
+from inspect import signature
+from types import BuiltinMethodType, CodeType
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import nodes
@@ -20,6 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 
 from ..errors import TemplateError
@@ -51,7 +53,7 @@ class Generation(Extension):
 
 
 class Metering(NodeTransformer):
-    """Puts a look at the clock into every loop, and sends `~` through a bounded function."""
+    """Puts a look at the clock into every loop, sends `~` through a bounded function, and has all output counted."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -61,6 +63,9 @@ class Metering(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return call_environment("concatenate", node.nodes)
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
+        return nodes.Const(node.data)
 
 
 def call_environment(method: str, arguments: list[nodes.Expr]) -> nodes.Call:
@@ -76,8 +81,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._limits = limits
         self._deadline = time.monotonic() + limits.seconds
         self._printed = 0
-        extensions = [Generation, loopcontrols]
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=self._print)
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[Generation, loopcontrols],
+            optimized=False,
+            finalize=self._print,
+        )
         self.globals.update(
             raise_exception=raise_exception, strftime_now=strftime_now, dict=lambda *a, **k: dict(*a, **k)
         )
@@ -131,6 +141,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         @wraps(function)
         def filtered(*args: Any, **kwargs: Any) -> Any:
             self.tick()
+            if name in ("join", "replace"):
+                bound = signature(function).bind(*args, **kwargs)
+                bound.apply_defaults()
+                args, kwargs = bound.args, bound.kwargs
             if name not in SEQUENCE_FILTERS:
                 own, (value, *rest) = args[:takes_context], args[takes_context:]
                 self._check(self._size(value, *rest, *kwargs.values()))
@@ -141,7 +155,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 if name == "replace":
                     self._check_growth(name, str(value), tuple(rest))
                 if name == "join":
-                    value, *_ = self._check_growth(name, str(rest[0]) if rest else "", (value,))
+                    value, *_ = self._check_growth(name, str(rest[0]), (value,))
                 args = (*own, value, *rest)
             return function(*args, **kwargs)
 
@@ -163,7 +177,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TemplateError("The chat template uses a format wider than 999 characters.")
         self._check(len(text) + (text.count("%") + text.count("{")) * self._size(*args))
 
-    def _print(self, value: Any) -> Any:
+    # A finalize function that takes the context is never called at compile time, where it would count only once.
+    @pass_context
+    def _print(self, context: Context, value: Any) -> Any:
         self.tick()
         self._printed += self._size(value)
         self._check(self._printed)
@@ -210,15 +226,21 @@ def to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+@lru_cache(maxsize=8)
+def compiled(text: str, limits: Limits) -> CodeType:
+    sandbox = Sandbox(limits)
+    return sandbox.compile(Metering().visit(sandbox.parse(text)))
+
+
 def run_template(text: str, values: Mapping[str, Any], limits: Limits) -> str:
     """Render `text`; any failure becomes one TemplateError that names the line."""
     if len(text) > TEMPLATE_CHARACTERS:
         raise TemplateError(
             f"The chat template is longer than {TEMPLATE_CHARACTERS:,} characters; pass another template."
         )
-    sandbox = Sandbox(limits)
     try:
-        return sandbox.from_string(Metering().visit(sandbox.parse(text))).render(values)
+        code, sandbox = compiled(text, limits), Sandbox(limits)
+        return sandbox.template_class.from_code(sandbox, code, sandbox.make_globals(None)).render(values)
     except TemplateError:
         raise
     except (Exception, MemoryError) as error:

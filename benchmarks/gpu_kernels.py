@@ -14,6 +14,7 @@ import json
 import platform
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
@@ -55,7 +56,8 @@ def random_lease(layout: RecordLayout, slots: int, key: int) -> SimpleNamespace:
         for array, start in parts:
             data = np.array(array.view(mx.uint8)).reshape(slots, -1)
             records[:, start : start + data.shape[1]] = data
-    return SimpleNamespace(records=mx.array(records), slot_of=mx.arange(slots)[::-1].astype(mx.int32))
+    slot_of = mx.arange(slots)[::-1].astype(mx.int32)
+    return SimpleNamespace(records=mx.array(records), slot_of=slot_of, outputs=deque(maxlen=1))
 
 
 def random_rows(calls: int, experts: int, key: int) -> list[mx.array]:
@@ -66,20 +68,7 @@ def random_rows(calls: int, experts: int, key: int) -> list[mx.array]:
 
 
 def microseconds(step: Step, start: mx.array) -> float:
-    """Median time of one of CALLS chained calls of `step`."""
-    times = []
-    for _ in range(REPEATS + 2):
-        began = time.perf_counter()
-        x = start
-        for i in range(CALLS):
-            x = step(x, i)
-        mx.eval(x)
-        times.append((time.perf_counter() - began) / CALLS * 1e6)
-    return statistics.median(times[2:])
-
-
-def on_device(step: Step, start: mx.array) -> float:
-    """As `microseconds`, with the graph built once by mx.compile, so that the host is no part of it."""
+    """Median time of one of CALLS chained calls of `step`, their graph traced once by mx.compile."""
 
     def chain(x: mx.array) -> mx.array:
         for i in range(CALLS):
@@ -136,9 +125,7 @@ def expert_arms(bits: int) -> tuple[dict[str, Step], int]:
         y = mx.gather_qmm(swiglu(y[..., :INTER], y[..., INTER:]), *down, rhs_indices=slots[i], **options)
         return (y[:, :, 0] * weights[..., None].astype(y.dtype)).sum(axis=1)
 
-    read = TOP_K * (layout.gate_up.codes_bytes + layout.down.codes_bytes) * (1 + 32 // bits // 8 * 0) + TOP_K * 2 * (
-        layout.gate_up.scales_bytes + layout.down.scales_bytes
-    )
+    read = TOP_K * sum(m.codes_bytes + 2 * m.scales_bytes for m in (layout.gate_up, layout.down))
     return {"ours": ours, "mlx": mlx_pair, "mlx_sum": mlx_sum}, read
 
 
@@ -216,16 +203,16 @@ def main() -> None:
     start = mx.random.normal((1, HIDDEN), key=mx.random.key(3))
 
     def report(name: str, arms: dict[str, Step], read: int, idle: float) -> None:
-        used = {"ours": on_device(arms["ours"], start) - idle}
+        used = {"ours": microseconds(arms["ours"], start) - idle}
         for arm, step in arms.items():
             if arm != "ours":
-                used[arm] = on_device(step, start.astype(mx.bfloat16)) - idle
+                used[arm] = microseconds(step, start.astype(mx.bfloat16)) - idle
                 results[f"{name}.vs_{arm}"] = used[arm] / used["ours"]
         results[f"{name}.us"], results[f"{name}.gb_s"] = used["ours"], read / used["ours"] / 1e3
         print(f"{name:16} {read / 1e6:7.1f} MB {results[f'{name}.gb_s']:6.0f} GB/s ", end="")
         print("  ".join(f"{arm} {t:.1f} us" for arm, t in used.items()))
 
-    norm = on_device(lambda x, i: mx.fast.rms_norm(x, None, EPS), start)
+    norm = microseconds(lambda x, i: mx.fast.rms_norm(x, None, EPS), start)
     print(f"the norm between expert calls, taken off both arms: {norm:.1f} us")
     results["norm.us"] = norm
     arms, read = expert_arms(4)

@@ -1,9 +1,9 @@
 // Groups the choices rows [T, CHOICES] by leased expert, in ascending expert and choice, and cuts each group into tiles
-// of at most TILE. One threadgroup; a thread an expert. order: choices grouped; tiles: expert, first, end in `order`,
+// of at most TILE. One threadgroup; a thread an expert; x is there for its number of rows. order: choices grouped; tiles: expert, first, end in `order`,
 // all 0 past the last tile. Choices of experts that are not leased are in no tile.
 TGMEM int counts[EXPERTS], tile_counts[EXPERTS];
 const int expert = thread_position_in_threadgroup.x;
-const int choices = rows_shape[0] * CHOICES;
+const int choices = x_shape[0] * CHOICES;
 const int tile_limit = choices / TILE + (choices < EXPERTS ? choices : EXPERTS);
 const bool leased = expert < EXPERTS && slot_of[expert < EXPERTS ? expert : 0] >= 0;
 int count = 0;

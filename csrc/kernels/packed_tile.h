@@ -18,7 +18,7 @@ struct Columns {
   uint low, low_end, high, high_end;
 };
 
-FN uint weight_row(Columns columns, uint column) {
+FN uint weight_row(const thread Columns& columns, uint column) {
   const uint row = column < 32 ? columns.low + column : columns.high + column - 32;
   const uint end = column < 32 ? columns.low_end : columns.high_end;
   return row < end ? row : end - 1;
@@ -61,7 +61,7 @@ FN void multiply_tile(thread float (&sums)[ROWS / 8][4], const threadgroup Tile<
 // c = thread_index % 16.
 template <int ROWS, int COLS, int BITS, int GROUP, typename W, typename T, typename S>
 FN void accumulate_tile(thread float (&sums)[ROWS / 8][4], const device T* x, const threadgroup uint* source,
-                        const device uint4* codes, const device S* scales, const device S* biases, Columns columns,
+                        const device uint4* codes, const device S* scales, const device S* biases, const thread Columns& columns,
                         threadgroup Tile<ROWS, BITS, GROUP>& tile, uint thread_index) {
   constexpr uint CHUNKS = COLS * BITS / 128;
   constexpr uint LINE_COLUMNS = 1024 / BITS;

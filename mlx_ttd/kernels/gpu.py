@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -74,6 +75,13 @@ def _compiled(text: Text, kind: str, dtypes: tuple[mx.Dtype, ...]) -> Callable[.
     )
 
 
+@cache
+def _named(text: Text, template: Template) -> list[tuple[str, int | bool | mx.Dtype]]:
+    """The values that the body names: compilers warn of others, and MLX would compile once for each of theirs."""
+    words = set(re.findall(r"\w+", re.sub("//.*", "", read_text(f"{text.name}.metal"))))
+    return [value for value in template if value[0] in words]
+
+
 def _padded(x: mx.array) -> mx.array:
     return x if x.size >= 8 else mx.concatenate([x.reshape(-1), mx.zeros(8 - x.size, x.dtype)])
 
@@ -91,7 +99,7 @@ def launch(
     threads = simdgroups * SIMD_WIDTH
     return kernel(
         inputs=[_padded(x) for x in inputs],
-        template=list(template),
+        template=_named(text, template),
         grid=(threadgroups[0] * threads, *threadgroups[1:]),
         threadgroup=(threads, 1, 1),
         output_shapes=[shape for shape, _ in outputs],

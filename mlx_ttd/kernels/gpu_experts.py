@@ -23,7 +23,7 @@ from .gpu import (
     staged_bytes,
 )
 
-HEADERS = ("packed_rows.h",)
+HEADERS = ("packed_rows.h", "scalar_maths.h")
 GATE_UP = Text("expert_gate_up", ("x", "records", "slot_of", "rows"), ("act",), HEADERS)
 COMBINE = Text("combine", ("contributions", "weights"), ("out",))
 DOWN = Text("expert_down", ("act", "records", "slot_of", "rows", "weights"), ("out",), HEADERS)
@@ -32,7 +32,8 @@ PAIRS = 1
 CHUNKS_IN_FLIGHT = 8
 
 
-def _matrix_values(matrix: Matrix, stride: int, choices: int) -> dict[str, int | bool | mx.Dtype]:
+def matrix_values(matrix: Matrix, stride: int, choices: int) -> dict[str, int | bool | mx.Dtype]:
+    """Template values that say how and where `matrix` lies in a record of `stride` bytes."""
     return {
         "S": DTYPES[matrix.scale_dtype],
         "BITS": matrix.bits,
@@ -49,7 +50,7 @@ def _matrix_values(matrix: Matrix, stride: int, choices: int) -> dict[str, int |
 
 @cache
 def _gate_up(layout: RecordLayout, choices: int) -> Geometry:
-    values = _matrix_values(layout.gate_up, layout.stride, choices)
+    values = matrix_values(layout.gate_up, layout.stride, choices)
     values |= {"HIDDEN": layout.hidden, "INTER": layout.inter, "PAIRS": PAIRS}
     rows = SIMDGROUPS * PAIRS * SIMD_WIDTH // lanes_per_row(layout.gate_up.words // 4)
     return Geometry(-(-layout.inter // rows), tuple(values.items()))
@@ -61,13 +62,16 @@ def _down(layout: RecordLayout, choices: int, apart: bool) -> Geometry:
     lanes = lanes_per_row(chunks)
     batches = [n for n in range(1, choices + 1) if choices % n == 0 and n * chunks // lanes <= CHUNKS_IN_FLIGHT]
     batch = max((n for n in batches if staged_bytes(n * layout.inter) <= THREADGROUP_BYTES), default=1)
-    values = _matrix_values(layout.down, layout.stride, choices)
+    values = matrix_values(layout.down, layout.stride, choices)
     values |= {"HIDDEN": layout.hidden, "INTER": layout.inter, "BATCH": batch, "CONTRIBUTIONS": apart}
     rows = SIMDGROUPS * SIMD_WIDTH // lanes
     return Geometry(-(-layout.hidden // rows), tuple(values.items()))
 
 
-def _check_slots(lease: Records, rows: mx.array) -> None:
+def check_slots(lease: Records, rows: mx.array) -> None:
+    """Where MLX_TTD_DEBUG is set: KernelError if a choice's slot is not one of the lease's. Waits for the device."""
+    if not os.environ.get("MLX_TTD_DEBUG"):
+        return
     highest, slots = int(mx.max(lease.slot_of[rows]).item()), lease.records.shape[0]
     if highest >= slots:
         raise KernelError(f"expert_ffn: slot {highest} of a lease with {slots} slots; its slot_of is wrong.")
@@ -77,8 +81,7 @@ def _run(x: mx.array, lease: Records, rows: mx.array, layout: RecordLayout, weig
     require_dtype("expert_ffn", "x", x, *FLOATS)
     require_dtype("expert_ffn", "rows", rows, mx.int32)
     require_dtype("expert_ffn", "slot_of", lease.slot_of, mx.int32)
-    if os.environ.get("MLX_TTD_DEBUG"):
-        _check_slots(lease, rows)
+    check_slots(lease, rows)
     tokens, choices = rows.shape
     first, second = _gate_up(layout, choices), _down(layout, choices, weights is None)
     act = launch(
@@ -120,14 +123,15 @@ def _combine(contributions: mx.array, weights: mx.array) -> mx.array:
     )[0]
 
 
-def _fits(matrix: Matrix) -> bool:
+def matrix_fits(matrix: Matrix) -> bool:
+    """Whether the texts read this packing."""
     return matrix.mode == "affine" and matrix.bits in (4, 8) and matrix.group >= 128 // matrix.bits
 
 
 def _supports(x: mx.array, lease: Records, rows: mx.array, *rest: object) -> bool:
     layout = rest[-1]
     assert isinstance(layout, RecordLayout)
-    return _fits(layout.gate_up) and _fits(layout.down) and staged_bytes(layout.hidden) <= THREADGROUP_BYTES
+    return matrix_fits(layout.gate_up) and matrix_fits(layout.down) and staged_bytes(layout.hidden) <= THREADGROUP_BYTES
 
 
 register("expert_contributions", "gpu", _contributions, _supports)

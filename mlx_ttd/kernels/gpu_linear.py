@@ -21,6 +21,9 @@ from .gpu import (
 from .weight import Weight
 
 MATVEC = Text("matvec", ("x", "w", "scales", "biases"), ("out",), ("packed_rows.h",))
+MATMUL = Text("matmul", ("x", "w", "scales", "biases"), ("out",), ("packed_rows.h", "packed_tile.h"))
+TILE = 32
+TILE_SIMDGROUPS = 4
 SIMDGROUPS = 8
 CHUNKS_IN_FLIGHT = 4
 # Enough threadgroups to fill a large GPU; beyond that each takes more rows and stages x once for all of them.
@@ -53,45 +56,64 @@ def _matvec(rows: int, cols: int, bits: int, group: int, stored: mx.Dtype, scale
     return Geometry(-(-tiles // repeats), template)
 
 
+def _stored(w: Weight) -> tuple[list[mx.array], int, int]:
+    """The arrays that a text takes, and bits and group (0 for plain numbers, whose scales no text reads)."""
+    if w.mode == "plain":
+        return [w.weight, w.weight, w.weight], w.weight.itemsize * 8, 0
+    assert w.scales is not None
+    assert w.biases is not None
+    return [w.weight, w.scales, w.biases], w.bits, w.group
+
+
 def multiply(x: mx.array, w: Weight, out: mx.Dtype) -> mx.array:
     """x [T, in] times w [out, in] transposed, [T, out] of type `out`; a row's bits depend on that row alone."""
     require_dtype("linear", "x", x, *FLOATS)
-    plain = w.mode == "plain"
-    scales, biases = (w.weight, w.weight) if plain else (w.scales, w.biases)
-    assert scales is not None
-    assert biases is not None
-    bits, group = (w.weight.itemsize * 8, 0) if plain else (w.bits, w.group)
-    geometry = _matvec(w.rows, x.shape[1], bits, group, w.weight.dtype, scales.dtype, out)
-    return launch(
-        MATVEC,
-        [x, w.weight, scales, biases],
-        geometry.template,
-        (geometry.threadgroups, x.shape[0], 1),
-        SIMDGROUPS,
-        [((x.shape[0], w.rows), out)],
-    )[0]
+    arrays, bits, group = _stored(w)
+    geometry = _matvec(w.rows, x.shape[1], bits, group, w.weight.dtype, arrays[1].dtype, out)
+    grid = (geometry.threadgroups, x.shape[0], 1)
+    return launch(MATVEC, [x, *arrays], geometry.template, grid, SIMDGROUPS, [((x.shape[0], w.rows), out)])[0]
+
+
+def multiply_tiles(x: mx.array, w: Weight, out: mx.Dtype) -> mx.array:
+    """As `multiply`, with other bits, for many rows: a weight is read once for TILE of them."""
+    require_dtype("linear", "x", x, *FLOATS)
+    arrays, bits, group = _stored(w)
+    template = (
+        ("O", out),
+        ("W", w.weight.dtype),
+        ("N", w.rows),
+        ("COLS", x.shape[1]),
+        ("BITS", bits),
+        ("GROUP", group),
+        ("TILE", TILE),
+    )
+    grid = (-(-w.rows // 64), -(-x.shape[0] // TILE), 1)
+    return launch(MATMUL, [x, *arrays], template, grid, TILE_SIMDGROUPS, [((x.shape[0], w.rows), out)])[0]
 
 
 def _linear(x: mx.array, w: Weight, mode: Mode) -> mx.array:
-    return multiply(x, w, x.dtype)
+    return (multiply_tiles if mode == "prefill" else multiply)(x, w, x.dtype)
 
 
 def _head(x: mx.array, w: Weight, window: tuple[int, int] | None, mode: Mode) -> mx.array:
-    return multiply(x, w if window is None else w.window(*window), mx.float32)
+    w = w if window is None else w.window(*window)
+    return (multiply_tiles if mode == "prefill" else multiply)(x, w, mx.float32)
+
+
+def _packing_fits(w: Weight) -> bool:
+    return w.mode == "plain" or (w.mode == "affine" and w.bits in (4, 8))
 
 
 def multiply_fits(x: mx.array, w: Weight) -> bool:
     """Whether `multiply` takes these shapes and this format."""
-    cols = x.shape[1]
-    if staged_bytes(cols) > THREADGROUP_BYTES:
-        return False
-    if w.mode == "plain":
-        return cols % (16 // w.weight.itemsize) == 0
-    return w.mode == "affine" and w.bits in (4, 8) and cols % (128 // w.bits) == 0
+    _, bits, _ = _stored(w) if _packing_fits(w) else ([], 0, 0)
+    return bits > 0 and x.shape[1] % (128 // bits) == 0 and staged_bytes(x.shape[1]) <= THREADGROUP_BYTES
 
 
 def _linear_fits(x: mx.array, w: Weight, mode: Mode) -> bool:
-    return mode != "prefill" and multiply_fits(x, w)
+    if mode == "prefill":
+        return _packing_fits(w) and x.shape[1] % 32 == 0
+    return multiply_fits(x, w)
 
 
 def _head_fits(x: mx.array, w: Weight, window: tuple[int, int] | None, mode: Mode) -> bool:

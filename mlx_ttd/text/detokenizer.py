@@ -8,7 +8,10 @@ REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """Incremental decoding: what all `add` calls and `finish` return, joined, equals `decode` of all tokens at once."""
+    """Incremental decoding: what all `add` calls and `finish` return, joined, equals `decode` of all tokens at once.
+
+    Bytes that are no UTF-8 may come out differently from a byte-fallback vocabulary, never from a byte-level one.
+    """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode

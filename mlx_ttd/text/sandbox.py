@@ -15,16 +15,14 @@ from inspect import signature
 from types import BuiltinMethodType, CodeType
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import nodes
 from jinja2.exceptions import TemplateError as JinjaError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
+from jinja2.ext import loopcontrols
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import pass_context
-from jinja2.visitor import NodeTransformer
 
 from ..errors import TemplateError
+from .template_syntax import Generation, Metering
 
 if TYPE_CHECKING:
     from .chat_template import Limits
@@ -40,36 +38,6 @@ SEQUENCE_FILTERS = (
     {"attr", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length", "list", "map", "max"}
     | {"min", "random", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "sum", "unique"}
 )  # fmt: skip
-
-
-class Generation(Extension):
-    """{% generation %}, which marks the assistant's words for training; here it only opens a scope."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-class Metering(NodeTransformer):
-    """Puts a look at the clock into every loop, sends `~` through a bounded function, and has all output counted."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(call_environment("tick", [])))
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return call_environment("concatenate", node.nodes)
-
-    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
-        return nodes.Const(node.data)
-
-
-def call_environment(method: str, arguments: list[nodes.Expr]) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(method), arguments, [], None, None)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):

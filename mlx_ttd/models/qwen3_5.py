@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,7 +21,7 @@ from ..streaming import EmbeddingRows, ExpertProvider
 def blocks(offset: int, rows: int) -> list[tuple[int, int]]:
     """Row ranges of a chunk that starts at position `offset`, cut where absolute position is a multiple of BLOCK."""
     cuts = [0, *range(BLOCK - offset % BLOCK, rows, BLOCK), rows]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))
 
 
 class DecoderLayer(nn.Module):
@@ -101,10 +102,11 @@ class Model(nn.Module):
         if self.embedding is not None:
             return self.embedding(tokens, self.dtype)
         table = self.head.packed
-        rows = [None if a is None else a[mx.array(tokens)] for a in (table.weight, table.scales, table.biases)]
+        rows, *found = (a[mx.array(tokens)] for a in table.arrays)
         if table.mode == "plain":
-            return rows[0].astype(self.dtype)  # type: ignore[union-attr]
-        return mx.dequantize(*rows, group_size=table.group, bits=table.bits, mode=table.mode).astype(self.dtype)
+            return rows.astype(self.dtype)
+        scales, biases = [*(a if a.dtype == mx.uint8 else a.astype(mx.float32) for a in found), None][:2]
+        return mx.dequantize(rows, scales, biases, table.group, table.bits, table.mode).astype(self.dtype)
 
     def hidden_states(self, x: mx.array, state: Sequence[LayerState], mode: Mode) -> mx.array:
         """Rows after the last layer, before the final norm: [T, H] from embeddings x [T, H]."""
@@ -116,10 +118,12 @@ class Model(nn.Module):
         """Logits f32 [T, n] of rows [T, H] from `hidden_states`, for all or a window of the vocabulary."""
         return kernels.head(kernels.rms_norm(x, self.norm, self.spec.eps), self.head.packed, window, mode)
 
-    def __call__(self, inputs: mx.array, cache: Sequence[LayerState] | None = None, mode: Mode | None = None) -> mx.array:
+    def __call__(
+        self, inputs: mx.array, cache: Sequence[LayerState] | None = None, mode: Mode | None = None
+    ) -> mx.array:
         """Logits of int token ids [1, T]. mode: a single token decodes, more prefill, unless "verify" is asked."""
         if inputs.ndim != 2 or inputs.shape[0] != 1 or inputs.shape[1] == 0:
-            raise KernelError(f"inputs have shape {inputs.shape}; one sequence of token ids, [1, T], is what runs today.")
+            raise KernelError(f"inputs have shape {inputs.shape}; pass one sequence of token ids, [1, T].")
         if mode is None:
             mode = "decode" if inputs.shape[1] == 1 else "prefill"
         state = self.make_cache() if cache is None else cache

@@ -33,7 +33,8 @@ class EmbeddingRows:
             rows = parts[0].astype(dtype)
         else:
             q = self._quantisation
-            rows = mx.dequantize(*parts, group_size=q.group, bits=q.bits, mode=q.mode).astype(dtype)
+            scales, biases = [*(p if p.dtype == mx.uint8 else p.astype(mx.float32) for p in parts[1:]), None][:2]
+            rows = mx.dequantize(parts[0], scales, biases, q.group, q.bits, q.mode).astype(dtype)
         return rows[mx.array(inverse.reshape(-1))]
 
     def _read(self, part: TensorInfo, ids: np.ndarray) -> mx.array:
@@ -41,7 +42,9 @@ class EmbeddingRows:
         raw = np.empty((len(ids), size), np.uint8)
         for row, token in enumerate(ids):
             if pread_into(self._fd, part.offset + int(token) * size, memoryview(raw[row])) != size:
-                raise StoreError(f"{part.path}: row {int(token)} of {part.name} is cut short; copy or convert the store again.")
+                raise StoreError(
+                    f"{part.path}: row {int(token)} of {part.name} is cut short; copy or convert the store again."
+                )
         self._counters.embedding_bytes += raw.nbytes
         return mx.array(raw).view(DTYPES[part.dtype]).reshape(len(ids), *part.shape[1:])
 

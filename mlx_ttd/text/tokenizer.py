@@ -99,6 +99,9 @@ class Tokenizer:
             raise TokenizerError(
                 "The text holds a lone surrogate, which is no character; decode it as UTF-8 first."
             ) from None
+        except Exception as error:
+            reason = str(error).rstrip(".")
+            raise TokenizerError(f"{self.directory / 'tokenizer.json'} cannot encode this text: {reason}.") from None
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD, ids without text become nothing."""

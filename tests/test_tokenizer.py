@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 from vocabulary import write_byte_tokenizer, write_qwen_tokenizer
 
 from mlx_ttd.errors import TokenizerError
@@ -83,6 +85,13 @@ def test_a_malformed_tokenizer_file_is_one_sentence(tmp_path, content):
     with pytest.raises(TokenizerError, match=r"tokenizer\.json") as caught:
         Tokenizer(tmp_path).encode("a")
     assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_that_cannot_spell_the_text(tmp_path):
+    Backend(models.WordLevel(vocab={"a": 0}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer(tmp_path).encode("a") == [0]
+    with pytest.raises(TokenizerError, match="cannot encode this text"):
+        Tokenizer(tmp_path).encode("b")
 
 
 def test_missing_and_undecodable_files(tmp_path):

@@ -105,8 +105,9 @@ class Model(nn.Module):
         rows, *found = (a[mx.array(tokens)] for a in table.arrays)
         if table.mode == "plain":
             return rows.astype(self.dtype)
-        scales, biases = [*(a if a.dtype == mx.uint8 else a.astype(mx.float32) for a in found), None][:2]
-        return mx.dequantize(rows, scales, biases, table.group, table.bits, table.mode).astype(self.dtype)
+        scales, *biases = (a if a.dtype == mx.uint8 else a.astype(mx.float32) for a in found)
+        rows = mx.dequantize(rows, scales, biases[0] if biases else None, table.group, table.bits, table.mode)
+        return rows.astype(self.dtype)
 
     def hidden_states(self, x: mx.array, state: Sequence[LayerState], mode: Mode) -> mx.array:
         """Rows after the last layer, before the final norm: [T, H] from embeddings x [T, H]."""

@@ -33,8 +33,8 @@ class EmbeddingRows:
             rows = parts[0].astype(dtype)
         else:
             q = self._quantisation
-            scales, biases = [*(p if p.dtype == mx.uint8 else p.astype(mx.float32) for p in parts[1:]), None][:2]
-            rows = mx.dequantize(parts[0], scales, biases, q.group, q.bits, q.mode).astype(dtype)
+            scales, *biases = (p if p.dtype == mx.uint8 else p.astype(mx.float32) for p in parts[1:])
+            rows = mx.dequantize(parts[0], scales, biases[0] if biases else None, q.group, q.bits, q.mode).astype(dtype)
         return rows[mx.array(inverse.reshape(-1))]
 
     def _read(self, part: TensorInfo, ids: np.ndarray) -> mx.array:

@@ -1,4 +1,4 @@
-"""Every exception a user can meet. All derive from `TTDError`; each message says what is wrong, where, and what to do."""
+"""Every exception a user can meet, all from `TTDError`; each message says what is wrong, where, and what to do."""
 
 
 class TTDError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
@@ -42,11 +43,12 @@ def prefill(
 ) -> None:
     """Pass `tokens` through the model without logits, in chunks cut where absolute position is a multiple of `chunk`.
 
-    progress(done, total) is called after each chunk; an exception from it stops the prefill and leaves the state unusable.
+    progress(done, total) is called after each chunk; an exception from it stops the prefill and leaves the state
+    unusable.
     """
     model, offset = sequence.model, len(sequence.tokens)
     cuts = [0, *range(chunk - offset % chunk, len(tokens), chunk), len(tokens)]
-    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+    for start, stop in pairwise(cuts):
         if start == stop:
             continue
         part = tokens[start:stop]
@@ -84,8 +86,8 @@ def generate_tokens(
 ) -> Iterator[Step]:
     """Continue `sequence` by `prompt` (at least one token), then yield up to `max_tokens` sampled tokens.
 
-    The last prompt token always runs as a decode step. A yielded token is passed through the model only when the next is
-    asked for.
+    The last prompt token always runs as a decode step. A yielded token is passed through the model only when the
+    next is asked for.
     """
     prefill(sequence, list(prompt[:-1]), chunk, counters, progress)
     token = prompt[-1]
@@ -93,5 +95,5 @@ def generate_tokens(
         logits = decode(sequence, token, counters)
         for processor in processors:
             logits = processor(sequence.tokens, logits)
-        token = int(sampler(logits).item())
+        token = int(sampler(logits).item())  # type: ignore[arg-type]
         yield Step(token, logits)

@@ -26,7 +26,7 @@ def array_digest(array: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a running generation. `text` may be empty while bytes of a character or of a stop string are held back.
+    """A piece of a running generation; `text` may be empty while bytes of a character or a stop string are held back.
 
     reasoning: text inside <think> when the template opens it. tokens: the ids behind this piece. logprobs: of those
     tokens, natural log, None unless asked for. tool_calls: parsed calls, in the last chunk. finish_reason: in the last.
@@ -44,8 +44,8 @@ class Chunk:
 class Response:
     """A finished generation.
 
-    digest: of `tokens`; logits_digest: of the last step's logits f32 [vocab]. Seconds are wall time: to the first token, and
-    of all steps after it. peak_bytes: peak resident set of the process.
+    digest: of `tokens`; logits_digest: of the last step's logits f32 [vocab]. Seconds are wall time: to the first
+    token, and of all steps after it. peak_bytes: peak resident set of the process.
     """
 
     text: str

@@ -16,13 +16,13 @@ T = TypeVar("T")
 class Turns:
     """Serialises the users of a model. Threads wait for their turn.
 
-    The main thread does not wait for a generation that it began itself and left unfinished, as an interrupted notebook cell
-    does: that one ends.
+    The main thread does not wait for a generation that it began itself and left unfinished, as an interrupted notebook
+    cell does: that one ends.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._current: Turn | None = None  # type: ignore[type-arg]
+        self._current: Turn | None = None
         self._process = os.getpid()
         self.closed = False
 
@@ -38,7 +38,7 @@ class Turns:
         self.check()
         return Turn(self, work)
 
-    def begin(self, turn: Turn) -> None:  # type: ignore[type-arg]
+    def begin(self, turn: Turn) -> None:
         self.check()
         current = self._current
         if current is not None and current.in_main_thread and threading.current_thread() is threading.main_thread():
@@ -46,7 +46,7 @@ class Turns:
         self._lock.acquire()
         self._current = turn
 
-    def end(self, turn: Turn) -> None:  # type: ignore[type-arg]
+    def end(self, turn: Turn) -> None:
         if self._current is turn:
             self._current = None
             self._lock.release()

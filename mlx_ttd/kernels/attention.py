@@ -36,9 +36,9 @@ def _attention(
         # Blocks are aligned to absolute position and see keys up to their own end, so a chunk's width changes no bit.
         for block in range(offset // BLOCK * BLOCK, offset + rows, BLOCK):
             first, last = max(block, offset), min(block + BLOCK, offset + rows)
-            padded = mx.pad(q[first - offset : last - offset], ((first - block, block + BLOCK - last), (0, 0), (0, 0)))
+            padded = mx.pad(q[first - offset : last - offset], [(first - block, block + BLOCK - last), (0, 0), (0, 0)])
             end = block + BLOCK
-            missing = ((0, 0), (0, max(0, end - keys.shape[1])), (0, 0))
+            missing = [(0, 0), (0, max(0, end - keys.shape[1])), (0, 0)]
             mask = mx.arange(end)[None, :] <= mx.arange(block, end)[:, None]
             # Rows past the last token have no key of their own yet: they may see anything, and are dropped.
             out = _attend(padded, mx.pad(keys[:, :end], missing), mx.pad(values[:, :end], missing), scale, mask)

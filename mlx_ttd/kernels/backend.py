@@ -55,7 +55,7 @@ def run(op: str, *args: Any) -> Any:
         if variant is not None and variant.supports(*args):
             used[op] = kind
             return variant.call(*args)
-    raise KernelError(f"{op} has no {_forced} implementation for these arguments; unset the forced backend to let it choose.")
+    raise KernelError(f"{op} has no {_forced} implementation for these arguments; force none to let it choose.")
 
 
 def chosen(op: str) -> Kind:

@@ -72,7 +72,7 @@ def check_slots(lease: Records, rows: mx.array) -> None:
     """Where MLX_TTD_DEBUG is set: KernelError if a choice's slot is not one of the lease's. Waits for the device."""
     if not os.environ.get("MLX_TTD_DEBUG"):
         return
-    highest, slots = int(mx.max(lease.slot_of[rows]).item()), lease.records.shape[0]
+    highest, slots = int(mx.max(lease.slot_of[rows]).item()), lease.records.shape[0]  # type: ignore[arg-type]
     if highest >= slots:
         raise KernelError(f"expert_ffn: slot {highest} of a lease with {slots} slots; its slot_of is wrong.")
 

@@ -14,8 +14,9 @@ def _matmul(x: mx.array, w: Weight) -> mx.array:
     if w.mode == "plain":
         return x @ w.weight.astype(x.dtype).T
     scales, biases = w.scales, w.biases
-    if w.mode == "affine":
-        scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)  # type: ignore[union-attr]
+    assert scales is not None
+    if biases is not None:
+        scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)
     return mx.quantized_matmul(
         x, w.weight, scales, biases, transpose=True, group_size=w.group, bits=w.bits, mode=w.mode
     )
@@ -26,7 +27,7 @@ def _linear(x: mx.array, w: Weight, mode: Mode) -> mx.array:
     if mode != "prefill":
         return mx.concatenate([_matmul(x[i : i + 1], w) for i in range(x.shape[0])])
     rows = x.shape[0]
-    x = mx.pad(x, ((0, -rows % BLOCK), (0, 0)))
+    x = mx.pad(x, [(0, -rows % BLOCK), (0, 0)])
     return mx.concatenate([_matmul(x[i : i + BLOCK], w) for i in range(0, x.shape[0], BLOCK)])[:rows]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import logging
@@ -33,9 +34,7 @@ def extension() -> ModuleType | None:
     elif built != found:
         reason = f"mlx_ttd's native part was built for mlx {built} and this is mlx {found}"
     else:
-        from .. import _native
-
-        return _native
+        return importlib.import_module("mlx_ttd._native")
     if device_kind() == "cpu":
         log.warning("%s: on this CPU the plain MLX operations serve, tens of times slower; reinstall mlx_ttd.", reason)
     return None

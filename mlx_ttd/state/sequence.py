@@ -9,7 +9,7 @@ from ..spec import FULL, ModelSpec
 
 
 class KVState:
-    """Keys and values of one attention layer, [kv_heads, capacity, head_dim], of which `offset` positions are filled."""
+    """Keys and values of one attention layer, [kv_heads, capacity, head_dim], with `offset` positions filled."""
 
     def __init__(self, kv_heads: int, head_dim: int, capacity: int, dtype: mx.Dtype):
         self.keys = mx.zeros((kv_heads, capacity, head_dim), dtype)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -38,7 +39,9 @@ def put_back(snapshot: Snapshot, state: Sequence[LayerState], fingerprint: dict[
                 "run the prompt again."
             )
     if len(snapshot.layers) != len(state):
-        raise StateError(f"the saved state has {len(snapshot.layers)} layers, the model {len(state)}; run the prompt again.")
+        raise StateError(
+            f"the saved state has {len(snapshot.layers)} layers, the model {len(state)}; run the prompt again."
+        )
     for layer, arrays in zip(state, snapshot.layers, strict=True):
         layer.restore(list(arrays), len(snapshot.tokens))
     mx.eval([layer.state for layer in state])
@@ -57,7 +60,8 @@ def save(snapshot: Snapshot, path: str | Path) -> None:
 def load(path: str | Path) -> Snapshot:
     """Read what `save` wrote. StateError on anything else."""
     try:
-        arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)  # type: ignore[misc, call-overload]
+        loaded: Any = mx.load(str(path), format="safetensors", return_metadata=True)
+        arrays, metadata = loaded
         tokens = tuple(arrays.pop("tokens").tolist())
         fingerprint = json.loads(metadata["fingerprint"])
         layers: dict[int, dict[int, mx.array]] = {}

@@ -58,7 +58,7 @@ def divide(
 ) -> Division:
     """Divide `total` bytes. BudgetError names the least that works; a dense model must fit whole.
 
-    chunk and slots fix those; 0 takes what fits: slots first up to twice top-k, then a chunk of up to 8 blocks, then slots.
+    chunk and slots fix those; 0 takes what fits: slots up to twice top-k, then a chunk of up to 8 blocks, then slots.
     """
     spec = store.spec
     resident = resident_bytes(store)
@@ -71,8 +71,9 @@ def divide(
     if total < least:
         reason = "" if spec.is_moe else " (a dense model reads every weight for each token, so it has to fit whole)"
         raise BudgetError(
-            f"{store.path} needs at least {least:,} bytes ({show_size(least)}) and the budget is {show_size(total)}{reason}: "
-            f"{show_size(resident)} resident weights, {show_size(least_slots * strides)} for {least_slots} slots a layer, "
+            f"{store.path} needs at least {least:,} bytes ({show_size(least)}) and the budget is "
+            f"{show_size(total)}{reason}: {show_size(resident)} resident weights, "
+            f"{show_size(least_slots * strides)} for {least_slots} slots a layer, "
             f"{show_size(state)} state for {context:,} tokens, {show_size(block + first_chunk)} scratch, "
             f"{show_size(ALLOCATOR_RESERVE)} for the allocator; raise memory= to {least:,}.",
             least_bytes=least,

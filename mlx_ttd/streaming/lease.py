@@ -9,7 +9,7 @@ import mlx.core as mx
 
 
 class Lease:
-    """`records` uint8 [slots, stride] and `slot_of` int32 [E] (-1: not in this lease). `holds_all`: the only one of its call.
+    """`records` uint8 [slots, stride] and `slot_of` int32 [E] (-1: not here). `holds_all`: the only lease of its call.
 
     Kernels append what they return to `outputs`. MLX is lazy: the slots stay pinned until the arrays given to
     `release` (by default the outputs) have been evaluated. Leaving a `with` block unreleased evaluates the outputs.
@@ -39,7 +39,9 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if not self.released:
             mx.eval(self.outputs)
             self.release(())

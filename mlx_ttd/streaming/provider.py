@@ -23,7 +23,7 @@ from .slots import EMPTY, SlotBank
 class ExpertProvider:
     """Experts of every layer of a store, `slots` of them a layer in memory at a time.
 
-    Enters its banks in `ledger`. `verify`: "off", "first-read" or "always" compares a record's SHA-256 with the manifest.
+    Enters its banks in `ledger`. `verify`: when a record's SHA-256 is compared, "off", "first-read" or "always".
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ExpertProvider:
         return layout
 
     def resize(self, slots: int) -> None:
-        """Give every layer `slots` slots; the banks start empty. Each layer's old buffer goes before its new one comes."""
+        """Give every layer `slots` slots; banks start empty. Each layer's old buffer goes before its new one comes."""
         slots = max(self.store.spec.top_k, min(slots, self.store.spec.experts))
         self.settle()
         self.ledger.leave("slots")
@@ -180,8 +180,8 @@ class ExpertProvider:
 
         def fail(reason: str) -> Exception:
             return RecordError(
-                f"{path}: the record of layer {layer}, expert {expert} at byte {start + expert * stride:,} cannot be used: "
-                f"{reason}; run `mlx-ttd verify` on the store and copy or convert it again."
+                f"{path}: the record of layer {layer}, expert {expert} at byte {start + expert * stride:,} "
+                f"cannot be used: {reason}; run `mlx-ttd verify` on the store and copy or convert it again."
             )
 
         def check(data: memoryview) -> str | None:
@@ -200,7 +200,7 @@ class ExpertProvider:
             try:
                 self._files[layer] = (os.open(path, os.O_RDONLY), start)
             except OSError as error:
-                raise RecordError(f"{path} cannot be opened ({error.strerror}); was the store moved while in use?") from None
+                raise RecordError(f"{path} cannot be opened ({error.strerror}); was the store moved?") from None
         return self._files[layer]
 
     def close(self) -> None:
@@ -215,4 +215,3 @@ class ExpertProvider:
         for fd, _ in self._files.values():
             os.close(fd)
         self._files.clear()
-

@@ -77,8 +77,8 @@ class SlotBank:
                 if len(movable) < short:
                     self.pins[self.slot_of[experts[self.slot_of[experts] != EMPTY]]] -= 1
                     raise LeaseError(
-                        f"{len(experts)} experts are wanted but only {len(free) + len(movable)} of {self.slots} slots are "
-                        "not leased; release leases before asking for more."
+                        f"{len(experts)} experts are wanted but only {len(free) + len(movable)} of {self.slots} slots "
+                        "are not leased; release leases before asking for more."
                     )
                 unwanted = movable[~np.isin(movable, keep)]
                 victims = self.policy.victims(unwanted, short)
@@ -123,8 +123,8 @@ class SlotBank:
     def row(self, expert: int) -> memoryview:
         """Where the record of `expert` is to be written: its slot, or staging where the host cannot write slots."""
         if self._host is None:
-            return memoryview(np.empty(self.stride, np.uint8))
-        return memoryview(self._host[self.slot_of[expert]])
+            return np.empty(self.stride, np.uint8).data
+        return self._host[self.slot_of[expert]].data
 
     def deliver(self, experts: np.ndarray, rows: list[memoryview]) -> None:
         """Move staged rows into their slots, where `row` gave staging."""

@@ -158,3 +158,24 @@ def oracle_logits(model: Any, tokens: list[int]) -> np.ndarray:
 
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0].float().numpy()
+
+
+def model_of(store: Store) -> Any:
+    """transformers' fp32 model of a store, with the store's weights."""
+    import transformers
+
+    text = {**store.config, **store.config.get("text_config", {})}
+    text = {k: v for k, v in text.items() if k not in ("text_config", "model_type", "architectures")}
+    kind = "Qwen3_5Moe" if store.spec.is_moe else "Qwen3_5"
+    config = getattr(transformers, f"{kind}TextConfig")(**text)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    return with_weights(model, store_weights(store))
+
+
+def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
+    """`count` tokens that follow, each the most probable."""
+    import torch
+
+    with torch.no_grad():
+        out = model.generate(torch.tensor([tokens]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return out[0, len(tokens) :].tolist()

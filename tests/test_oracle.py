@@ -42,6 +42,8 @@ def step_by_step(llm, tokens):
 
 
 def assert_close(found, wanted):
+    first, second = np.sort(wanted, axis=-1)[:, -1], np.sort(wanted, axis=-1)[:, -2]
+    assert (first - second).min() > 1e-6, "transformers itself has a tie here: choose other tokens"
     error = np.abs(found - wanted)
     assert error.max() < 1e-3
     assert np.sqrt(np.square(error).mean()) < 3e-5
@@ -51,7 +53,7 @@ def assert_close(found, wanted):
 @pytest.mark.parametrize("length", [1, 2, 31, 33, 64, 300])
 def test_logits_equal_transformers(pair, length):
     llm, model = pair
-    tokens = np.random.default_rng(length).integers(0, llm.store.spec.vocab, length).tolist()
+    tokens = np.random.default_rng(length + 1000).integers(0, llm.store.spec.vocab, length).tolist()
     wanted = oracle.oracle_logits(model, tokens)
     assert_close(np.array(llm.model(mx.array([tokens])))[0], wanted)
     assert_close(step_by_step(llm, tokens), wanted)

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -39,8 +39,10 @@ from .layers import ResidentWeights
 from .models import Model, model_class
 from .observe import Counters
 from .options import Options, make_options
-from .store import Store, convert, open_store, verify
+from .store import Store, VerifyReport, open_store
+from .store import convert as convert
 from .store import info as store_info
+from .store import verify as verify_store
 from .streaming import (
     ALLOCATOR_RESERVE,
     Division,
@@ -72,7 +74,8 @@ def store_path(path_or_id: str | os.PathLike[str]) -> Path:
     if (path / "manifest.json").is_file():
         return path
     if (path / "config.json").is_file():
-        raise StoreError(f"{path} is a checkpoint, not a store; make one with `mlx-ttd convert {path} {path.name}.ttd`.")
+        hint = f"mlx-ttd convert {path} {path.name}.ttd"
+        raise StoreError(f"{path} is a checkpoint, not a store; make one with `{hint}`.")
     raise StoreError(f"{path} is not a store: it has no manifest.json; name a *.ttd directory, or 'demo'.")
 
 
@@ -303,14 +306,17 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:
         if self._turns.closed:
             return f"<LLM {self.store.path.name}, closed>"
-        slots = f", {self.division.slots} of {self.store.spec.experts} experts a layer in memory" if self.provider else ""
-        return f"<LLM {self.store.path.name}: {self.store.spec.model_type}, {show_size(self.division.total)} budget{slots}>"
+        spec, division = self.store.spec, self.division
+        slots = f", {division.slots} of {spec.experts} experts a layer in memory" if self.provider else ""
+        return f"<LLM {self.store.path.name}: {spec.model_type}, {show_size(division.total)} budget{slots}>"
 
 
 class _Record:
@@ -363,12 +369,19 @@ def info(store: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
     return store_info(opened.path) | {"context": context, "least_bytes": least}
 
 
+def verify(
+    store: str | os.PathLike[str], threads: int | None = None, progress: Callable[..., None] | None = None
+) -> VerifyReport:
+    """Compare every byte of a store with the digests in its manifest; the error lists what is damaged."""
+    return verify_store(store_path(store), threads, progress)
+
+
 def load(path_or_id: str | os.PathLike[str], memory: str | int = "auto", **options: Any) -> LLM:
     """Load a store under a memory budget.
 
-    path_or_id: a *.ttd directory, or "demo" for the bundled model. memory: bytes, "3GB" (10^9), "2.5GiB" (2^30) or "auto",
-    a hard bound on everything the library keeps. The other options are those of `Options`; MLX_TTD_<NAME> mirrors each.
-    Raises StoreError, BudgetError (naming the least budget that works), OptionError.
+    path_or_id: a *.ttd directory, or "demo" for the bundled model. memory: bytes, "3GB" (10^9), "2.5GiB" (2^30) or
+    "auto", a hard bound on everything the library keeps. The other options are those of `Options`; MLX_TTD_<NAME>
+    mirrors each. Raises StoreError, BudgetError (naming the least budget that works), OptionError.
     """
     given = {"memory": memory, **options} if memory != "auto" else options
     return LLM(open_store(store_path(path_or_id)), make_options(given))

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -25,19 +25,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="A *.ttd directory, or 'demo' for the bundled model.")]
+StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="A *.ttd directory, or 'demo', the bundled model.")]
 ModelOption = Annotated[str, typer.Option("--model", "-m", help="A *.ttd directory, or 'demo' for the bundled model.")]
 MemoryOption = Annotated[str, typer.Option(help="Bound on all memory used: '3GB' (10^9), '2.5GiB', bytes, or 'auto'.")]
 ContextOption = Annotated[int, typer.Option(help="Tokens, prompt and answer together, that memory is reserved for.")]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens to generate at most.")]
-TemperatureOption = Annotated[float, typer.Option(help="0 always takes the likeliest token; 1 samples as the model says.")]
+TemperatureOption = Annotated[float, typer.Option(help="0 takes the likeliest token; 1 samples as the model says.")]
 TopKOption = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0: among all.")]
-TopPOption = Annotated[float, typer.Option(help="Sample among the likeliest tokens that together reach this probability.")]
+TopPOption = Annotated[float, typer.Option(help="Sample among the likeliest tokens that together have this share.")]
 MinPOption = Annotated[float, typer.Option(help="Leave out tokens less likely than this share of the likeliest.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of the sampling; the same seed gives the same text.")]
 PolicyOption = Annotated[str, typer.Option(help="Which expert leaves full memory: lfu, lru or fifo.")]
 ThinkingOption = Annotated[
-    Optional[bool], typer.Option("--thinking/--no-thinking", help="Ask the chat template for reasoning, or for none.")
+    bool | None, typer.Option("--thinking/--no-thinking", help="Ask the chat template for reasoning, or for none.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text alone, no statistics.")]
 
@@ -54,7 +54,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -94,14 +96,14 @@ def generate(
     model: ModelOption = "demo",
     memory: MemoryOption = "auto",
     max_tokens: MaxTokensOption = 128,
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt through the chat template as a message.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a message of a chat.")] = False,
     thinking: ThinkingOption = None,
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,
     min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
-    stop: Annotated[Optional[list[str]], typer.Option(help="End before this text; may be given several times.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     context: ContextOption = 4096,
     policy: PolicyOption = "lfu",
     quiet: QuietOption = False,
@@ -123,7 +125,7 @@ def chat(
     model: ModelOption = "demo",
     memory: MemoryOption = "auto",
     max_tokens: MaxTokensOption = 512,
-    system: Annotated[Optional[str], typer.Option(help="What the model is told before the conversation.")] = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
     thinking: ThinkingOption = None,
     temperature: TemperatureOption = 0.6,
     top_k: TopKOption = 20,
@@ -191,17 +193,17 @@ def info(
 @app.command()
 def verify(store: StoreArgument = "demo") -> None:
     """Compare every byte of a store with the digests in its manifest."""
-    api.verify(api.store_path(store), progress=_progress("verify"))
+    api.verify(store, progress=_progress("verify"))
     print(f"{store}: every digest matches.")
 
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A directory with config.json and safetensors files.")],
+    source: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A folder with config.json and *.safetensors.")],
     destination: Annotated[Path, typer.Argument(metavar="STORE", help="The directory to make, such as model.ttd.")],
     policy: Annotated[str, typer.Option(help="How each role is quantised: a policy's name, or a JSON file.")] = "int4",
-    head_bits: Annotated[Optional[int], typer.Option(help="Bits of the head: 16 (as stored), 8 or 4.")] = None,
-    embed_bits: Annotated[Optional[int], typer.Option(help="Bits of the embedding: 16 (as stored), 8 or 4.")] = None,
+    head_bits: Annotated[int | None, typer.Option(help="Bits of the head: 16 (as stored), 8 or 4.")] = None,
+    embed_bits: Annotated[int | None, typer.Option(help="Bits of the embedding: 16 (as stored), 8 or 4.")] = None,
 ) -> None:
     """Make a store from a checkpoint. Codes that are already quantised are kept bit for bit."""
     made = api.convert(

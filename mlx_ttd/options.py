@@ -13,6 +13,7 @@ from .streaming import parse_size, policy_names
 
 PREFIX = "MLX_TTD_"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+DTYPES = ("auto", "float32", "bfloat16")
 
 
 def _option(default: Any, doc: str, choices: tuple[str, ...] = (), low: int = 0, high: int = 0) -> Any:
@@ -25,14 +26,16 @@ class Options:
 
     memory: str | int = _option("auto", "bytes, '3GB', '2.5GiB' or 'auto': the bound on everything the library keeps")
     context: int = _option(4096, "tokens that keys and values are reserved for", low=1, high=1 << 22)
-    dtype: str = _option("auto", "of the residual stream; auto: float32 on CPU, bfloat16 on a GPU", ("auto", "float32", "bfloat16"))
-    kv_dtype: str = _option("auto", "of keys and values; auto: as dtype", ("auto", "float32", "bfloat16"))
+    dtype: str = _option("auto", "of the residual stream; auto: float32 on CPU, bfloat16 on a GPU", DTYPES)
+    kv_dtype: str = _option("auto", "of keys and values; auto: as dtype", DTYPES)
     policy: str = _option("lfu", "which expert leaves a full layer", tuple(policy_names()))
     slots: int = _option(0, "slots a layer; 0: as many as memory holds", low=0, high=4096)
     depth: int = _option(8, "reads in flight at a time", low=1, high=256)
     parts: int = _option(1, "aligned reads that a record is split into", low=1, high=64)
     verify: str = _option("first-read", "when a record's SHA-256 is compared", ("off", "first-read", "always"))
-    prefill_chunk: int = _option(0, "tokens of a prompt that pass a layer together, rounded to 256; 0: what memory holds", low=0, high=1 << 22)
+    prefill_chunk: int = _option(
+        0, "prompt tokens that pass a layer together, rounded to 256; 0: what memory holds", low=0, high=1 << 22
+    )
     backend: str = _option("auto", "implementation of every kernel", ("auto", "native", "gpu", "reference"))
     progress: bool = _option(True, "show progress on standard error while loading")
 
@@ -60,7 +63,7 @@ def _check(name: str, value: Any, default: Any, metadata: Mapping[str, Any]) -> 
     if metadata["choices"] and value not in metadata["choices"]:
         raise OptionError(f"{name}={value!r} is unknown; choose one of {', '.join(metadata['choices'])}.")
     if metadata["high"] and not metadata["low"] <= value <= metadata["high"]:
-        raise OptionError(f"{name}={value!r} is out of range; it goes from {metadata['low']:,} to {metadata['high']:,}.")
+        raise OptionError(f"{name}={value!r} is out of range: {metadata['low']:,} to {metadata['high']:,}.")
 
 
 def make_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:

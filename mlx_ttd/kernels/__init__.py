@@ -1,7 +1,15 @@
 """The operations that are worth own kernels: a plain MLX reference each, and the choice of Metal, CUDA or native."""
 
-from . import gpu_expert_tiles, gpu_experts, gpu_gated_delta, gpu_linear, gpu_router  # noqa: F401 (they register themselves)
-from . import native_experts, native_linear  # noqa: F401
+# Each of these registers its variants.
+from . import (  # noqa: F401 (they register themselves)
+    gpu_expert_tiles,
+    gpu_experts,
+    gpu_gated_delta,
+    gpu_linear,
+    gpu_router,
+    native_experts,
+    native_linear,
+)
 from .attention import attention
 from .backend import Mode, chosen, device_kind, forced, set_backend, used
 from .bank import bank_write

@@ -13,10 +13,10 @@ from mlx_ttd.store import Store, open_store
 
 FOLDER = Path(__file__).parent / "goldens"
 PASSAGE = (
-    "And it came to pass in those days, that there went out a decree from Caesar Augustus, that all the world should be taxed. "
-    "And all went to be taxed, every one into his own city. And Joseph also went up from Galilee, out of the city of Nazareth, "
-    "into Judaea, unto the city of David, which is called Bethlehem; to be taxed with Mary his espoused wife, being great with "
-    "child. And so it was, that, while they were there, the days were accomplished that she should be delivered."
+    "And it came to pass in those days, that there went out a decree from Caesar Augustus, that all the world should be "
+    "taxed. And all went to be taxed, every one into his own city. And Joseph also went up from Galilee, out of the city "
+    "of Nazareth, into Judaea, unto the city of David, which is called Bethlehem; to be taxed with Mary his espoused "
+    "wife, being great with child. And so it was, that, while they were there, the days were accomplished."
 )
 KEPT = 16
 GREEDY = 64
@@ -49,7 +49,9 @@ def main() -> None:
     store = open_store(mlx_ttd.demo_path())
     model, tokens = oracle.model_of(store), demo_tokens(store)
     logits = oracle.oracle_logits(model, tokens)[-KEPT:]
-    np.savez_compressed(FOLDER / "demo.npz", logits=logits, greedy=oracle.greedy(model, tokens, GREEDY), digest=store.digest)
+    np.savez_compressed(
+        FOLDER / "demo.npz", logits=logits, greedy=oracle.greedy(model, tokens, GREEDY), digest=store.digest
+    )
     for name in TINY:
         with tempfile.TemporaryDirectory() as folder:
             store = tiny_store(name, Path(folder))

@@ -135,7 +135,9 @@ def store_weights(store: Store) -> dict[str, np.ndarray]:
                 if role == "gdn.conv":
                     found[full] = found[full][:, None, :]
         if spec.is_moe:
-            found[f"model.layers.{i}.{NAMES['moe.gate_up']}"], found[f"model.layers.{i}.{NAMES['moe.down']}"] = _experts(store, i)
+            found[f"model.layers.{i}.{NAMES['moe.gate_up']}"], found[f"model.layers.{i}.{NAMES['moe.down']}"] = (
+                _experts(store, i)
+            )
         assert (f"model.layers.{i}.self_attn.q_proj.weight" in found) == (kind == FULL)
     found["model.norm.weight"] = _dense(store, "norm", where) - plus_one
     found["model.embed_tokens.weight"] = _dense(store, "embedding", where)
@@ -148,7 +150,7 @@ def with_weights(model: Any, weights: dict[str, np.ndarray]) -> Any:
     import torch
 
     missing, extra = model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in weights.items()}, strict=False)
-    assert not missing and not extra, (missing, extra)
+    assert (missing, extra) == ([], [])
     return model
 
 
@@ -177,5 +179,7 @@ def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
     import torch
 
     with torch.no_grad():
-        out = model.generate(torch.tensor([tokens]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
+        out = model.generate(
+            torch.tensor([tokens]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
     return out[0, len(tokens) :].tolist()

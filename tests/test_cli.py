@@ -68,7 +68,7 @@ def test_interrupt_ends_cleanly_with_the_text_so_far():
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     first = process.stdout.read(40)
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert first.startswith("In the beginning of the")
     assert process.returncode == 0
     assert "interrupted" in errors
@@ -109,12 +109,18 @@ def break_template(store):
 
 
 BROKEN = {
-    "a flipped bit": (lambda s: flip(s / "experts/layer-002.safetensors", 16_384 + 5 * 32_768 + 9), "layer 2, expert 5"),
+    "a flipped bit": (
+        lambda s: flip(s / "experts/layer-002.safetensors", 16_384 + 5 * 32_768 + 9),
+        "layer 2, expert 5",
+    ),
     "a truncated file": (lambda s: os.truncate(s / "experts/layer-001.safetensors", 50_000), "layer-001"),
     "a missing file": (lambda s: (s / "resident.safetensors").unlink(), "resident.safetensors"),
     "a newer store": (lambda s: edit_json(s / "manifest.json", version=99), "version 99"),
     "no manifest": (lambda s: (s / "manifest.json").unlink(), "checkpoint, not a store"),
-    "an unknown model": (lambda s: edit_json(s / "config.json", model_type="x", text_config={"model_type": "gpt9"}), "gpt9"),
+    "an unknown model": (
+        lambda s: edit_json(s / "config.json", model_type="x", text_config={"model_type": "gpt9"}),
+        "gpt9",
+    ),
     "broken json": (lambda s: (s / "config.json").write_text("{"), "config.json"),
     "a raising template": (break_template, "no such luck"),
     "a broken tokenizer": (lambda s: (s / "tokenizer.json").write_text("{}"), "tokenizer.json"),
@@ -125,8 +131,17 @@ BROKEN = {
 def test_a_broken_store_is_one_sentence(damaged, capsys, monkeypatch, name):
     break_it, words = BROKEN[name]
     break_it(damaged)
-    code, out, err = call(
-        capsys, monkeypatch, "generate", "In the beginning God created the heaven", "--chat", "-m", damaged, "-n", 30, *MEMORY
+    code, _, err = call(
+        capsys,
+        monkeypatch,
+        "generate",
+        "In the beginning God created the heaven",
+        "--chat",
+        "-m",
+        damaged,
+        "-n",
+        30,
+        *MEMORY,
     )
     assert code == 2
     assert words in err

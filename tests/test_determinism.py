@@ -1,4 +1,4 @@
-"""The same tokens and the same logits, bit for bit, whatever the memory, the reads and the chunks (DESIGN section 6)."""
+"""The same tokens and the same logits, bit for bit, whatever the memory, the reads, the chunks and the policy."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def test_each_backend_is_deterministic(backend):
         pytest.skip("not run: the native part is not built")
     with mlx_ttd.load("demo", MEMORY, backend="auto" if backend == "native" else backend, slots=24) as llm:
         wanted = run(llm)
-    with mlx_ttd.load("demo", MEMORY, backend="auto" if backend == "native" else backend, slots=4, prefill_chunk=256) as llm:
+    with mlx_ttd.load(
+        "demo", MEMORY, backend="auto" if backend == "native" else backend, slots=4, prefill_chunk=256
+    ) as llm:
         assert run(llm) == wanted
 
 

@@ -33,7 +33,9 @@ def test_tiny_random_models(name, tmp_path):
 def test_the_demo_model():
     golden = np.load(goldens.FOLDER / "demo.npz")
     with mlx_ttd.load("demo", MEMORY, slots=8) as llm:
-        assert str(golden["digest"]) == llm.store.digest, "the demo store changed: run tests/goldens.py with transformers"
+        assert str(golden["digest"]) == llm.store.digest, (
+            "the demo store changed: run tests/goldens.py with transformers"
+        )
         tokens = goldens.demo_tokens(llm.store)
         for found in both_ways(llm, tokens):
             np.testing.assert_allclose(found[-goldens.KEPT :], golden["logits"], rtol=0, atol=2e-4)

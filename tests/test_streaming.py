@@ -30,7 +30,9 @@ RECORDS = [
 ]
 
 
-def make_provider(slots=6, policy="lfu", store=STORE, pread=pread_into, depth=4, parts=1, verify="first-read", total=10**9):
+def make_provider(
+    slots=6, policy="lfu", store=STORE, pread=pread_into, depth=4, parts=1, verify="first-read", total=10**9
+):
     counters = Counters()
     pool = ReadPool(depth, parts, counters, pread)
     return ExpertProvider(store, slots, Ledger(total), counters, pool, policy, verify)

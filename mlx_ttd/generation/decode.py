@@ -9,7 +9,6 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
-from ..errors import KernelError
 from ..kernels import device_kind
 from ..models import Model
 from ..observe import Counters

@@ -13,10 +13,11 @@ from mlx_ttd.store import Store, open_store
 
 FOLDER = Path(__file__).parent / "goldens"
 PASSAGE = (
-    "And it came to pass in those days, that there went out a decree from Caesar Augustus, that all the world should be "
-    "taxed. And all went to be taxed, every one into his own city. And Joseph also went up from Galilee, out of the city "
-    "of Nazareth, into Judaea, unto the city of David, which is called Bethlehem; to be taxed with Mary his espoused "
-    "wife, being great with child. And so it was, that, while they were there, the days were accomplished."
+    "And it came to pass in those days, that there went out a decree from Caesar Augustus, that all the "
+    "world should be taxed. And all went to be taxed, every one into his own city. And Joseph also went "
+    "up from Galilee, out of the city of Nazareth, into Judaea, unto the city of David, which is called "
+    "Bethlehem; to be taxed with Mary his espoused wife, being great with child. And so it was, that, "
+    "while they were there, the days were accomplished."
 )
 KEPT = 16
 GREEDY = 64

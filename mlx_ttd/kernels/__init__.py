@@ -1,7 +1,7 @@
 """The operations that are worth own kernels: a plain MLX reference each, and the choice of Metal, CUDA or native."""
 
 # Each of these registers its variants.
-from . import (  # noqa: F401 (they register themselves)
+from . import (
     gpu_expert_tiles,
     gpu_experts,
     gpu_gated_delta,

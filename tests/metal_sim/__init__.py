@@ -7,7 +7,7 @@ with metal_sim.options(order="shuffle", seed=1) as runs: ...
 
 from .compile import why_not
 from .errors import CompileError, LaunchError, SimError, SourceError
-from .kernel import Options, Outputs, Run, SimKernel, metal_kernel, options
+from .kernel import Options, Outputs, Run, SimKernel, complaints, metal_kernel, options
 
 __all__ = [
     "CompileError",
@@ -18,6 +18,7 @@ __all__ = [
     "SimError",
     "SimKernel",
     "SourceError",
+    "complaints",
     "metal_kernel",
     "options",
     "why_not",

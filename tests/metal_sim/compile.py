@@ -72,12 +72,12 @@ class ThreadgroupArray:
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel compiled: the library, the offset of its entry, and its threadgroup arrays, which follow all constants."""
+    """A kernel compiled: the library, the offsets of its entry and its threadgroup arrays, and the end of its constants."""
 
     library: Path
     entry: int
     arrays: tuple[ThreadgroupArray, ...]
-    end: int
+    constants_end: int
 
 
 @cache
@@ -158,6 +158,13 @@ def runtime() -> ctypes.CDLL:
     loaded.msl_free.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
     loaded.msl_reports.restype = loaded.msl_sites.restype = ctypes.c_void_p
     return loaded
+
+
+@cache
+def llvm(source: KernelSource) -> str:
+    """The kernel in LLVM's language, functions inlined, with the place of each instruction."""
+    flags = [*KERNEL, "-O1", "-S", "-emit-llvm", "-I", str(HERE), "-", "-o", "-"]
+    return call([*compiler().kernels, *flags], for_clang(source))
 
 
 @cache

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,9 +14,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .compile import build
+from .compile import HERE, build, kept_as, llvm
 from .errors import LaunchError, SourceError
 from .launch import Argument, Order, Schedule, array_of, bytes_of, launch
+from .lint import lint_sums, lint_text
 from .report import Findings
 from .source import KernelSource, take_apart, trace
 
@@ -28,6 +31,7 @@ class Options:
     """How launches run where the call does not say."""
 
     diag: bool = False
+    lint: bool = True
     order: Order = "forward"
     seed: int = 0
 
@@ -48,7 +52,7 @@ _logs: list[list[Run]] = []
 
 @contextmanager
 def options(**changes: Any) -> Iterator[list[Run]]:
-    """Launches inside run with these of diag, order and seed; the list grows by one Run each."""
+    """Launches inside run with these of diag, lint, order and seed; the list grows by one Run each."""
     log: list[Run] = []
     _options.append(replace(_options[-1], **changes))
     _logs.append(log)
@@ -73,7 +77,7 @@ class Outputs(list[mx.array]):
 
 @dataclass(frozen=True)
 class SimKernel:
-    """A kernel to be called as MLX's are, and with diag, order and seed."""
+    """A kernel to be called as MLX's are, and with the fields of Options."""
 
     kernel: Any
     output_names: tuple[str, ...]
@@ -109,6 +113,8 @@ class SimKernel:
         )
         if verbose:
             print(source.text)
+        if how.lint and (found := complaints(source)):
+            raise SourceError("\n".join(found))
         program = build(source, how.diag)
         run = Run(source, Schedule(grid, threadgroup, how.order, how.seed), sum(a.bytes for a in program.arrays))
         _check_limits(run)
@@ -127,6 +133,19 @@ class SimKernel:
         return Outputs(results, run)
 
 
+@cache
+def complaints(source: KernelSource) -> list[str]:
+    """What is wrong with the text although clang takes it; see lint.py."""
+    kept = kept_as(source.text, *((HERE / name).read_text() for name in ("lint.py", "metal_stdlib"))).with_suffix(
+        ".lint"
+    )
+    if not kept.exists():
+        found = lint_text(source) or lint_sums(llvm(source))
+        kept.with_suffix(f".{os.getpid()}").write_text(json.dumps(found))
+        kept.with_suffix(f".{os.getpid()}").replace(kept)
+    return json.loads(kept.read_text())
+
+
 def metal_kernel(
     name: str,
     input_names: Sequence[str],
@@ -140,6 +159,9 @@ def metal_kernel(
     """As mx.fast.metal_kernel, but the kernel runs on the CPU, at once, when called."""
     if atomic_outputs or not ensure_row_contiguous:
         raise SourceError("Atomic outputs and inputs that are not row-contiguous are not simulated.")
+    mode = (compile_options or {}).get("math_mode", "safe")
+    if mode != "safe":
+        raise SourceError(f"{name}: math mode {mode}; roundings are kept only by safe.")
     kernel = make_metal_kernel(
         name=name,
         input_names=list(input_names),

@@ -125,7 +125,7 @@ def launch(program: Program, arguments: Sequence[Argument], schedule: Schedule, 
             (_Buffer * len(buffers))(*buffers),
             len(buffers),
             base,
-            program.end,
+            program.constants_end,
             ctypes.cast(message, ctypes.c_char_p),
             len(message),
         )

@@ -74,10 +74,7 @@ void meet(Wait wait, const void* site) {
   }
   group.arrived = 0;
   check_convergence(group);
-  if (wait != Wait::simd) {
-    group.resume = lane;
-    to_scheduler();
-  }
+  if (wait != Wait::simd) to_scheduler();
 }
 
 void fiber_main() {
@@ -153,12 +150,12 @@ void run_threadgroup(uint32_t index, const uint32_t counts[3]) {
     const auto order = ordered(group.count);
     for (unsigned i = 0; i < group.count; ++i)
       group.lanes[order[i]]->next = group.lanes[order[(i + 1) % group.count]];
-    group.resume = group.lanes[order[0]];
+    group.first = group.lanes[order[0]];
   }
   const auto order = ordered(group_count);
   for (bool ended = false; !ended;) {
     for (unsigned g : order) {
-      run.lane = groups[g].resume;
+      run.lane = groups[g].first;
       msl_switch(&scheduler_stack_pointer, run.lane->stack_pointer);
     }
     const Lane* first = groups[0].lanes[0];

@@ -37,7 +37,7 @@ struct Lane {
 struct SimdGroup {
   Lane* lanes[WIDTH];
   uint32_t count, arrived;
-  Lane* resume;
+  Lane* first;
   alignas(16) unsigned char operands[2][WIDTH][16];
 };
 

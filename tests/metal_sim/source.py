@@ -12,6 +12,10 @@ import mlx.core as mx
 from .errors import SourceError
 
 PARAMETER = re.compile(r"(?:const )?(device|constant) ([\w<>]+)([*&]) (\w+) \[\[buffer\((\d+)\)\]\]")
+ENTRY = (
+    'extern "C" __attribute__((no_sanitize("thread"))) '
+    "void msl_entry(thread ulong* arguments, const thread msl_thread* t)"
+)
 ATTRIBUTE = re.compile(r"(\w+) (\w+) \[\[(\w+)\]\]")
 
 
@@ -103,7 +107,7 @@ def for_clang(source: KernelSource, prologue: str = "") -> str:
             source.body,
             "}",
             '#line 1 "entry"',
-            'extern "C" __attribute__((no_sanitize("thread"))) void msl_entry(thread ulong* arguments, const thread msl_thread* t) {',
+            f"{ENTRY} {{",
             f"  {source.name}({', '.join(arguments)});",
             "}\n",
         ]

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,24 @@ def poke(path: Path, offset: int, data: bytes) -> None:
     with open(path, "r+b") as file:
         file.seek(offset)
         file.write(data)
+
+
+EXAMPLE = TEXT | {"num_hidden_layers": 2, "full_attention_interval": 2, "num_experts": 2, "num_experts_per_tok": 1}
+
+
+def test_the_example_manifest_is_of_this_format(tmp_path: Path) -> None:
+    from mlx_ttd.store.manifest_check import parse_manifest
+
+    path = resources.files("mlx_ttd.store") / "example_manifest.json"
+    text = path.read_text()
+    assert parse_manifest(json.loads(text), model_spec(EXAMPLE), "example").to_text() == text
+    made = json.loads(
+        (convert(tiny(tmp_path / "src", EXAMPLE, mtp=True), tmp_path / "dst") / "manifest.json").read_text()
+    )
+    example = json.loads(text)
+    assert made.keys() == example.keys()
+    assert all(made[key] == example[key] for key in ("format", "version", "norms", "quantisation", "layouts", "mtp"))
+    assert {k: v["bytes"] for k, v in made["files"].items()} == {k: v["bytes"] for k, v in example["files"].items()}
 
 
 def test_an_opened_store(made: Path) -> None:

@@ -21,13 +21,14 @@ INDEX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint directory. `fingerprint` covers the config and the header and size of every file."""
+    """A checkpoint directory. `fingerprint` covers the config and the header of every file; `state` their times too."""
 
     path: Path
     config: dict[str, Any]
     spec: ModelSpec
     tensors: dict[str, TensorInfo]
     fingerprint: str
+    state: str
     _open: ExitStack = field(default_factory=ExitStack, repr=False)
     _descriptors: dict[Path, int] = field(default_factory=dict, repr=False)
 
@@ -81,15 +82,16 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         )
     config = read_json(root / CONFIG)
     spec = model_spec(config, str(root / CONFIG))
-    fingerprint = hashlib.sha256((root / CONFIG).read_bytes())
+    fingerprint, times = hashlib.sha256((root / CONFIG).read_bytes()), []
     tensors: dict[str, TensorInfo] = {}
     for file in _files(root):
         header = read_header(file, CheckpointError)
         fingerprint.update(f"\0{file.name}\0{header.file_bytes}\0".encode() + header.raw)
+        times.append(file.stat().st_mtime_ns)
         for name, info in header.tensors.items():
             if name in tensors:
                 raise CheckpointError(
                     f"Tensor {name!r} stands in both {tensors[name].path.name} and {file.name} of {root}."
                 )
             tensors[name] = info
-    return Checkpoint(root, config, spec, tensors, fingerprint.hexdigest())
+    return Checkpoint(root, config, spec, tensors, fingerprint.hexdigest(), f"{fingerprint.hexdigest()} {times}")

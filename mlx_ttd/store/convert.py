@@ -14,7 +14,7 @@ from ..spec import Matrix
 from .checkpoint import Checkpoint, open_checkpoint
 from .digest import sha256
 from .encodings import Bytes
-from .format import MANIFEST, VERBATIM, VERSION
+from .format import MANIFEST, VERBATIM
 from .importers.base import row_count
 from .journal import Journal
 from .manifest import Copied, FileEntry, Manifest
@@ -164,7 +164,7 @@ def convert(
         with Journal(target.with_name(target.name + ".partial")) as journal:
             plan = make_plan(checkpoint, sources, chosen, journal.store)
             manifest = _manifest(checkpoint, sources, plan, chosen.name, {"repo": repo, "revision": revision})
-            done = journal.resume(sha256(f"{VERSION}\n{manifest.to_text()}".encode()), plan)
+            done = journal.resume(sha256(f"{checkpoint.state}\n{manifest.to_text()}".encode()), plan)
             _check_space(plan, done, journal.store)
             meter = Meter(plan.total_bytes, sum(done[name].bytes for name in done), progress)
             for name, file in plan.files.items():

@@ -1,7 +1,7 @@
 """Mixture-of-experts language models larger than memory, on MLX."""
 
 from ._version import __version__
-from .api import LLM, Stats, convert, demo_path, info, load, verify
+from .api import LLM, Stats, convert, demo_path, info, load, trace, verify
 from .errors import TTDError
 from .generation import Chunk, Response
 
@@ -16,5 +16,6 @@ __all__ = [
     "demo_path",
     "info",
     "load",
+    "trace",
     "verify",
 ]

@@ -37,7 +37,7 @@ from .generation import (
 )
 from .layers import ResidentWeights
 from .models import Model, model_class
-from .observe import Counters
+from .observe import Counters, Recorder, Trace, probing
 from .options import Options, make_options
 from .store import Store, VerifyReport, open_store
 from .store import convert as convert
@@ -374,6 +374,23 @@ def verify(
 ) -> VerifyReport:
     """Compare every byte of a store with the digests in its manifest; the error lists what is damaged."""
     return verify_store(store_path(store), threads, progress)
+
+
+def trace(store: str | os.PathLike[str], prompt: Prompt, folder: str | os.PathLike[str], **options: Any) -> Trace:
+    """Pass `prompt` through a store token by token, write every layer's doing to `folder`, and return it.
+
+    `options` are those of `load`. See mlx_ttd.observe.trace for the format.
+    """
+    with load(store, **options) as llm:
+        tokens = llm.encode(prompt)
+        cache = llm.model.make_cache()
+        recorder = Recorder()
+        with probing(recorder):
+            for token in tokens:
+                mx.eval(llm.model(mx.array([[token]]), cache=cache))
+        found = recorder.trace("mlx_ttd", llm.store.digest, tokens, len(llm.store.spec.layer_types))
+    found.save(folder)
+    return found
 
 
 def load(path_or_id: str | os.PathLike[str], memory: str | int = "auto", **options: Any) -> LLM:

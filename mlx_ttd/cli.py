@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from . import __version__, api
-from .errors import TTDError
+from .errors import StoreError, TTDError
 from .generation import Chunk
+from .observe import Profile, first_difference, incomparable, load_trace, probing
 from .observe.doctor import report
 from .store import Progress
 from .streaming import machine_memory, show_size
@@ -106,6 +108,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     context: ContextOption = 4096,
     policy: PolicyOption = "lfu",
+    profile: Annotated[bool, typer.Option("--profile", help="Say where the time went; the run is slower.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Continue PROMPT and print the text as it comes."""
@@ -115,7 +118,12 @@ def generate(
         sampling = _sampling(temperature, top_k, top_p, min_p, seed)
         if not chat and not quiet:
             print(prompt, end="", flush=True)
-        _print_chunks(llm.stream(message, max_tokens=max_tokens, stop=tuple(stop or ()), template=template, **sampling))
+        chunks = llm.stream(message, max_tokens=max_tokens, stop=tuple(stop or ()), template=template, **sampling)
+        times = Profile()
+        with probing(times) if profile else nullcontext():
+            _print_chunks(chunks)
+        if profile:
+            _note(times.table())
         if not quiet:
             _report(llm)
 
@@ -210,6 +218,33 @@ def convert(
         source, destination, policy=policy, head_bits=head_bits, embed_bits=embed_bits, progress=_progress("convert")
     )
     print(f"{made} is ready; `mlx-ttd info {made}` tells what it costs in memory.")
+
+
+@app.command()
+def trace(
+    store: StoreArgument,
+    prompt: Annotated[str, typer.Option(help="The text to pass through the model.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The directory to write.")],
+    memory: MemoryOption = "auto",
+) -> None:
+    """Record what every layer makes of every token of a prompt."""
+    found = api.trace(store, prompt, output, memory=memory)
+    print(f"{output}: {len(found.tokens)} tokens, digest {found.digest}")
+
+
+@app.command()
+def diff(
+    left: Annotated[Path, typer.Argument(metavar="A", help="A directory that trace wrote.")],
+    right: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+    atol: Annotated[float, typer.Option(help="Numbers this near are equal; 0: only equal bits are.")] = 0.0,
+) -> None:
+    """Compare two traces: exit code 0 if equal, 1 if different, 2 if they cannot be compared."""
+    traces = load_trace(left), load_trace(right)
+    if reason := incomparable(*traces):
+        raise StoreError(f"{left} and {right} cannot be compared: {reason}.")
+    difference = first_difference(*traces, atol)
+    print("equal" if difference is None else str(difference))
+    raise typer.Exit(0 if difference is None else 1)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -21,6 +22,7 @@ PASSAGE = (
 )
 KEPT = 16
 GREEDY = 64
+TRACED = 8
 TINY = {
     "moe": (checkpoints.MOE, 20),
     "dense": (checkpoints.DENSE, 21),
@@ -53,6 +55,8 @@ def main() -> None:
     np.savez_compressed(
         FOLDER / "demo.npz", logits=logits, greedy=oracle.greedy(model, tokens, GREEDY), digest=store.digest
     )
+    shutil.rmtree(FOLDER / "trace", ignore_errors=True)
+    oracle.trace(model, store, tokens[:TRACED]).save(FOLDER / "trace")
     for name in TINY:
         with tempfile.TemporaryDirectory() as folder:
             store = tiny_store(name, Path(folder))

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_ttd.kernels import part_views
+from mlx_ttd.observe import Trace
 from mlx_ttd.spec import FULL
 from mlx_ttd.store import Store, read_tensor
 
@@ -183,3 +184,39 @@ def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
             torch.tensor([tokens]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
         )
     return out[0, len(tokens) :].tolist()
+
+
+def trace(model: Any, store: Store, tokens: list[int]) -> Trace:
+    """What transformers makes of `tokens`, in the format of `mlx_ttd.trace`."""
+    import torch
+
+    rows: dict[str, np.ndarray] = {}
+
+    def keep(name: str, pick: Any = lambda output: output):
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            rows[name] = pick(output).detach().float().reshape(len(tokens), -1).numpy()
+
+        return hook
+
+    def keep_router(layer: int):
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            _, weights, ids = output
+            order = ids.argsort(dim=-1)
+            rows[f"{layer}.router.ids"] = ids.gather(-1, order).to(torch.int32).numpy()
+            rows[f"{layer}.router.weights"] = weights.gather(-1, order).float().numpy()
+
+        return hook
+
+    first = lambda output: output[0] if isinstance(output, tuple) else output  # noqa: E731
+    model.model.embed_tokens.register_forward_hook(keep("embedding"))
+    for i, layer in enumerate(model.model.layers):
+        kind = "attention" if hasattr(layer, "self_attn") else "gdn"
+        mixer = layer.self_attn if kind == "attention" else layer.linear_attn
+        mixer.register_forward_hook(keep(f"{i}.{kind}", first))
+        layer.register_forward_hook(keep(f"{i}.hidden", first))
+        if store.spec.is_moe:
+            layer.mlp.register_forward_hook(keep(f"{i}.experts", first))
+            layer.mlp.gate.register_forward_hook(keep_router(i))
+    model.lm_head.register_forward_hook(keep("logits"))
+    oracle_logits(model, tokens)
+    return Trace("transformers", store.digest, tuple(tokens), len(store.spec.layer_types), rows)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..kernels import device_kind
 from ..models import Model
-from ..observe import Counters
+from ..observe import MODEL, Counters, note
 from ..state import LayerState
 from .penalties import Processor
 from .sampling import Sampler
@@ -96,4 +96,6 @@ def generate_tokens(
         for processor in processors:
             logits = processor(sequence.tokens, logits)
         token = int(sampler(logits).item())  # type: ignore[arg-type]
+        note(MODEL, "token")
         yield Step(token, logits)
+        note(MODEL, "host")

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import kernels
 from ..kernels import Mode
+from ..observe import note
 from ..spec import ModelSpec
 from ..streaming import ExpertProvider
 from .mlp import SwiGLU
@@ -39,6 +40,7 @@ class StreamedExperts(nn.Module):
         chosen = self._read_back(ids, meanwhile)
         contributions = mx.zeros((*ids.shape, x.shape[1]), mx.float32)
         for lease in self.provider.waves(self.layer, chosen):
+            note(self.layer, "read")
             if lease.holds_all:
                 out = kernels.expert_ffn(x, lease, ids, weights, self.layout)
                 lease.release()
@@ -51,7 +53,9 @@ class StreamedExperts(nn.Module):
     def _prefill(self, x: mx.array, ids: mx.array, weights: mx.array) -> mx.array:
         total = mx.zeros(x.shape, mx.float32)
         for lease in self.provider.waves(self.layer, self._read_back(ids, (x, weights))):
+            note(self.layer, "read")
             total = kernels.expert_ffn_accumulate(total, x, lease, ids, weights, self.layout)
+            note(self.layer, "experts.wave", total)
             mx.eval(total)
             lease.release(())
         return total
@@ -65,6 +69,7 @@ class StreamedExperts(nn.Module):
 class MoE(nn.Module):
     def __init__(self, spec: ModelSpec, weights: ResidentWeights, prefix: str, provider: ExpertProvider, layer: int):
         super().__init__()
+        self.layer = layer
         self.top_k = spec.top_k
         self.router = weights.linear(prefix + "moe.router")
         self.experts = StreamedExperts(provider, layer)
@@ -73,14 +78,23 @@ class MoE(nn.Module):
 
     def route(self, x: mx.array, mode: Mode) -> tuple[mx.array, mx.array]:
         """Expert ids int32 [T, k] ascending and weights f32 [T, k] for x [T, H]."""
-        return kernels.router(x, self.router.packed, self.top_k, mode)
+        ids, weights = kernels.router(x, self.router.packed, self.top_k, mode)
+        note(self.layer, "router.ids", ids, weights)
+        note(self.layer, "router.weights", weights)
+        return ids, weights
 
     def shared_output(self, x: mx.array, mode: Mode) -> mx.array:
         """The gated shared expert, f32 [T, H]."""
-        return mx.sigmoid(self.shared_scale(x, mode).astype(mx.float32)) * self.shared(x, mode).astype(mx.float32)
+        shared = mx.sigmoid(self.shared_scale(x, mode).astype(mx.float32)) * self.shared(x, mode).astype(mx.float32)
+        note(self.layer, "shared", shared)
+        return shared
+
+    def with_experts(self, x: mx.array, ids: mx.array, weights: mx.array, shared: mx.array, mode: Mode) -> mx.array:
+        """The chosen experts of x [T, H], then the shared one, in x's dtype."""
+        out = (self.experts(x, ids, weights, mode, meanwhile=(shared,)) + shared).astype(x.dtype)
+        note(self.layer, "experts", out)
+        return out
 
     def __call__(self, x: mx.array, mode: Mode) -> mx.array:
         ids, weights = self.route(x, mode)
-        shared = self.shared_output(x, mode)
-        routed = self.experts(x, ids, weights, mode, meanwhile=(shared,))
-        return (routed + shared).astype(x.dtype)
+        return self.with_experts(x, ids, weights, self.shared_output(x, mode), mode)

@@ -13,6 +13,7 @@ from .. import kernels
 from ..errors import KernelError
 from ..kernels import BLOCK, Mode
 from ..layers import GatedAttention, GatedDeltaNet, MoE, ResidentWeights, SwiGLU
+from ..observe import MODEL, note
 from ..spec import FULL, ModelSpec
 from ..state import LayerState, new_state
 from ..streaming import EmbeddingRows, ExpertProvider
@@ -28,10 +29,11 @@ class DecoderLayer(nn.Module):
     def __init__(self, spec: ModelSpec, weights: ResidentWeights, provider: ExpertProvider | None, layer: int):
         super().__init__()
         prefix = f"layers.{layer}."
-        self.eps = spec.eps
+        self.index, self.eps = layer, spec.eps
         self.input_norm = weights.norm(prefix + "input_norm")
         self.post_norm = weights.norm(prefix + "post_norm")
-        if spec.layer_types[layer] == FULL:
+        self.kind = "attention" if spec.layer_types[layer] == FULL else "gdn"
+        if self.kind == "attention":
             self.mixer: nn.Module = GatedAttention(spec, weights, prefix + "attn.")
         else:
             self.mixer = GatedDeltaNet(spec, weights, prefix + "gdn.")
@@ -42,19 +44,38 @@ class DecoderLayer(nn.Module):
 
     def __call__(self, x: mx.array, state: LayerState, mode: Mode) -> mx.array:
         """x [T, H] in, [T, H] out; `state` moves on by T."""
-        if mode != "prefill":
-            x = x + self.mixer(kernels.rms_norm(x, self.input_norm, self.eps), state, mode)
-            return x + self.mlp(kernels.rms_norm(x, self.post_norm, self.eps), mode)
-        return self._prefill(x, state)
+        if mode == "prefill":
+            return self._prefill(x, state)
+        x = self._mix(x, state, mode)
+        x = x + self._feed_forward(self._post_normed(x), mode)
+        note(self.index, "hidden", x)
+        return x
+
+    def _mix(self, x: mx.array, state: LayerState, mode: Mode) -> mx.array:
+        normed = kernels.rms_norm(x, self.input_norm, self.eps)
+        note(self.index, "input_norm", normed)
+        mixed = self.mixer(normed, state, mode)
+        note(self.index, self.kind, mixed)
+        return x + mixed
+
+    def _post_normed(self, x: mx.array) -> mx.array:
+        normed = kernels.rms_norm(x, self.post_norm, self.eps)
+        note(self.index, "post_norm", normed)
+        return normed
+
+    def _feed_forward(self, x: mx.array, mode: Mode) -> mx.array:
+        out = self.mlp(x, mode)
+        if not isinstance(self.mlp, MoE):
+            note(self.index, "mlp", out)
+        return out
 
     def _prefill(self, x: mx.array, state: LayerState) -> mx.array:
         # Only x, the normed rows and the experts' sum span the chunk; everything else lives for one block.
         mode: Mode = "prefill"
         mixed, normed, shared, ids, weights = [], [], [], [], []
         for start, stop in blocks(state.offset, x.shape[0]):
-            rows = x[start:stop]
-            rows = rows + self.mixer(kernels.rms_norm(rows, self.input_norm, self.eps), state, mode)
-            inner = kernels.rms_norm(rows, self.post_norm, self.eps)
+            rows = self._mix(x[start:stop], state, mode)
+            inner = self._post_normed(rows)
             if isinstance(self.mlp, MoE):
                 chosen, weight = self.mlp.route(inner, mode)
                 shared.append(self.mlp.shared_output(inner, mode))
@@ -63,14 +84,15 @@ class DecoderLayer(nn.Module):
                 weights.append(weight)
                 mx.eval(rows, state.state, shared[-1], inner, chosen, weight)
             else:
-                rows = rows + self.mlp(inner, mode)
+                rows = rows + self._feed_forward(inner, mode)
                 mx.eval(rows, state.state)
             mixed.append(rows)
         x = mx.concatenate(mixed)
-        if not isinstance(self.mlp, MoE):
-            return x
-        routed = self.mlp.experts(mx.concatenate(normed), mx.concatenate(ids), mx.concatenate(weights), mode)
-        return x + (routed + mx.concatenate(shared)).astype(x.dtype)
+        if isinstance(self.mlp, MoE):
+            rows, chosen, weight = mx.concatenate(normed), mx.concatenate(ids), mx.concatenate(weights)
+            x = x + self.mlp.with_experts(rows, chosen, weight, mx.concatenate(shared), mode)
+        note(self.index, "hidden", x)
+        return x
 
 
 class Model(nn.Module):
@@ -99,6 +121,11 @@ class Model(nn.Module):
 
     def embed(self, tokens: np.ndarray) -> mx.array:
         """Embedding rows [n, H] of int token ids [n]."""
+        rows = self._embedding_rows(tokens)
+        note(MODEL, "embedding", rows)
+        return rows
+
+    def _embedding_rows(self, tokens: np.ndarray) -> mx.array:
         if self.embedding is not None:
             return self.embedding(tokens, self.dtype)
         table = self.head.packed
@@ -117,7 +144,11 @@ class Model(nn.Module):
 
     def logits(self, x: mx.array, mode: Mode, window: tuple[int, int] | None = None) -> mx.array:
         """Logits f32 [T, n] of rows [T, H] from `hidden_states`, for all or a window of the vocabulary."""
-        return kernels.head(kernels.rms_norm(x, self.norm, self.spec.eps), self.head.packed, window, mode)
+        normed = kernels.rms_norm(x, self.norm, self.spec.eps)
+        note(MODEL, "final_norm", normed)
+        logits = kernels.head(normed, self.head.packed, window, mode)
+        note(MODEL, "logits", logits)
+        return logits
 
     def __call__(
         self, inputs: mx.array, cache: Sequence[LayerState] | None = None, mode: Mode | None = None

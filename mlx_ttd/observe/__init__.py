@@ -1,5 +1,21 @@
-"""Seeing inside a run: counters, phases, traces."""
+"""Seeing inside a run: counters, phases, traces and their differences."""
 
 from .counters import Counters
+from .diff import Difference, first_difference, incomparable
+from .probe import MODEL, note, probing
+from .profile import Profile
+from .trace import Recorder, Trace, load_trace
 
-__all__ = ["Counters"]
+__all__ = [
+    "MODEL",
+    "Counters",
+    "Difference",
+    "Profile",
+    "Recorder",
+    "Trace",
+    "first_difference",
+    "incomparable",
+    "load_trace",
+    "note",
+    "probing",
+]

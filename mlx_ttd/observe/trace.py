@@ -1,0 +1,105 @@
+"""A run written down: what every layer made of every token, with a digest a row.
+
+On disk a trace is a directory: `trace.json` (format, version, producer, store digest, token ids, layers, digest) and
+`trace.safetensors`, one tensor per quantity named "<layer>.<quantity>" with a row a token: gdn or attention (what the
+mixer added), router.ids int32, router.weights f32, experts (what the feed-forward added), hidden; and "embedding" and
+"logits" without a layer. The digest is the SHA-256 of names, dtypes, shapes and bytes in sorted order of names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from ..errors import StoreError
+from .probe import MODEL
+
+FORMAT, VERSION = "mlx_ttd trace", 1
+QUANTITIES = ("embedding", "gdn", "attention", "router.ids", "router.weights", "experts", "hidden", "logits")
+
+
+def tensor_name(layer: int, quantity: str) -> str:
+    return quantity if layer == MODEL else f"{layer}.{quantity}"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Arrays by name, a row a token. producer: "mlx_ttd" or what else ran the model."""
+
+    producer: str
+    store: str
+    tokens: tuple[int, ...]
+    layers: int
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def digest(self) -> str:
+        total = hashlib.sha256()
+        for name in sorted(self.arrays):
+            array = np.ascontiguousarray(self.arrays[name])
+            total.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
+            total.update(array.tobytes())
+        return total.hexdigest()
+
+    def row_digest(self, name: str, token: int) -> str:
+        """SHA-256 of one quantity of one token."""
+        return hashlib.sha256(np.ascontiguousarray(self.arrays[name][token]).tobytes()).hexdigest()
+
+    def save(self, folder: str | Path) -> None:
+        """Write the directory `folder`, which must not hold a trace yet."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "trace.json").exists():
+            raise StoreError(f"{folder} holds a trace already; name another directory.")
+        save_file({name: np.ascontiguousarray(a) for name, a in self.arrays.items()}, folder / "trace.safetensors")
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "producer": self.producer,
+            "store": self.store,
+            "tokens": list(self.tokens),
+            "layers": self.layers,
+            "digest": self.digest,
+        }
+        (folder / "trace.json").write_text(json.dumps(header, indent=1) + "\n")
+
+
+def load_trace(folder: str | Path) -> Trace:
+    """Read what `Trace.save` wrote. StoreError where it is none, of another version, or damaged."""
+    folder = Path(folder)
+    try:
+        header = json.loads((folder / "trace.json").read_text())
+        if (header["format"], header["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"it is {header['format']!r} version {header['version']!r}")
+        arrays = load_file(folder / "trace.safetensors")
+        trace = Trace(header["producer"], header["store"], tuple(header["tokens"]), header["layers"], arrays)
+        if trace.digest != header["digest"]:
+            raise ValueError("its digest does not match")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{folder} is not a trace that can be read: {error}; record it again.") from None
+    return trace
+
+
+@dataclass
+class Recorder:
+    """A probe that keeps rows of the traced quantities, prefilled and decoded ones alike."""
+
+    rows: defaultdict[str, list[np.ndarray]] = field(default_factory=lambda: defaultdict(list))
+
+    def note(self, layer: int, name: str, arrays: tuple[mx.array, ...]) -> None:
+        if name in QUANTITIES:
+            array = arrays[0] if arrays[0].dtype == mx.int32 else arrays[0].astype(mx.float32)
+            self.rows[tensor_name(layer, name)].append(np.array(array))
+
+    def trace(self, producer: str, store: str, tokens: Sequence[int], layers: int) -> Trace:
+        """What was recorded since the recorder was made."""
+        arrays = {name: np.concatenate(rows) for name, rows in self.rows.items()}
+        return Trace(producer, store, tuple(tokens), layers, arrays)

@@ -1,64 +1,26 @@
-"""`load` and what it returns: a model in memory, ready to stream text."""
+"""What `import mlx_ttd` offers: load a store and run it, describe, verify, convert and trace one."""
 
 from __future__ import annotations
 
 import os
-import resource
-import sys
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
-from . import kernels, state
-from ._version import __version__
-from .errors import BudgetError, ContextError, OptionError, StateError, StoreError
-from .generation import (
-    Chunk,
-    GenerationOptions,
-    IdStream,
-    Response,
-    Running,
-    Step,
-    TextStream,
-    Turns,
-    array_digest,
-    generate_tokens,
-    generation_options,
-    read_generation_defaults,
-    stop_ids,
-    token_digest,
-)
-from .layers import ResidentWeights
-from .models import Model, model_class
-from .observe import Counters, Recorder, Trace, probing
-from .options import Options, make_options
-from .store import Store, VerifyReport, open_store
-from .store import convert as convert
+from .allocation import divide_budget
+from .errors import BudgetError, StoreError
+from .llm import LLM, Prompt, Stats
+from .observe import Recorder, Trace, probing
+from .options import make_options
+from .store import VerifyReport, convert, open_store
 from .store import info as store_info
 from .store import verify as verify_store
-from .streaming import (
-    ALLOCATOR_RESERVE,
-    Division,
-    EmbeddingRows,
-    ExpertProvider,
-    Ledger,
-    ReadPool,
-    auto_budget,
-    divide,
-    parse_size,
-    show_size,
-)
-from .text import Tokenizer, opens_reasoning
 
-DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+__all__ = ["LLM", "Prompt", "Stats", "convert", "demo_path", "info", "load", "store_path", "trace", "verify"]
 
 
 def demo_path() -> Path:
@@ -77,284 +39,6 @@ def store_path(path_or_id: str | os.PathLike[str]) -> Path:
         hint = f"mlx-ttd convert {path} {path.name}.ttd"
         raise StoreError(f"{path} is a checkpoint, not a store; make one with `{hint}`.")
     raise StoreError(f"{path} is not a store: it has no manifest.json; name a *.ttd directory, or 'demo'.")
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What a model did since it was loaded or last reset, what it holds, and with which options and kernels it runs."""
-
-    counters: Counters
-    options: Options
-    division: Division
-    kernels: Mapping[str, str]
-    load_seconds: float
-    peak_bytes: int
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of expert requests that were in memory; None before the first."""
-        return self.counters.hits / self.counters.requests if self.counters.requests else None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"hit_rate": self.hit_rate}
-
-
-def peak_bytes() -> int:
-    """Peak resident set of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _attention_scores() -> bool:
-    """Whether attention runs through an operation that holds a block's scores over all keys."""
-    return kernels.chosen("attention") == "reference"
-
-
-def divide_budget(store: Store, options: Options, context: int) -> Division:
-    """How `options.memory` is divided for `store`. BudgetError names the least budget."""
-    total = auto_budget() if options.memory == "auto" else parse_size(options.memory)
-    dtype, kv_dtype = dtypes(options)
-    held = state.state_bytes(store.spec, context, dtype.size, kv_dtype.size)
-    chunk = -(-options.prefill_chunk // kernels.BLOCK) * kernels.BLOCK
-    return divide(store, total, held, context, dtype.size, _attention_scores(), chunk, options.slots)
-
-
-def dtypes(options: Options) -> tuple[mx.Dtype, mx.Dtype]:
-    """(residual stream, keys and values)."""
-    own = "float32" if kernels.device_kind() == "cpu" else "bfloat16"
-    dtype = own if options.dtype == "auto" else options.dtype
-    kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
-    return DTYPES[dtype], DTYPES[kv_dtype]
-
-
-class LLM:
-    """A loaded model. Use `load` to make one; it is also a context manager that closes itself."""
-
-    def __init__(self, store: Store, options: Options):
-        started = time.perf_counter()
-        kernels.set_backend(None if options.backend == "auto" else options.backend)  # type: ignore[arg-type]
-        self.store, self.options = store, options
-        self.context = min(options.context, store.spec.max_context)
-        self.division = divide_budget(store, options, self.context)
-        self.ledger = Ledger(self.division.total)
-        self.ledger.enter("allocator", ALLOCATOR_RESERVE)
-        self.ledger.enter("resident", self.division.resident)
-        self.ledger.enter("state", self.division.state)
-        self.ledger.enter("scratch", self.division.scratch)
-        self.counters = Counters()
-        self.provider = self._provider() if store.spec.is_moe else None
-        weights = ResidentWeights(store)
-        self.embedding = None
-        if store.embedding:
-            self.embedding = EmbeddingRows(store.embedding, store.quantisation("embedding"), self.counters)
-        dtype, kv_dtype = dtypes(options)
-        model = model_class(store.spec.model_type)
-        self.model: Model = model(store.spec, weights, self.provider, self.embedding, dtype, kv_dtype, self.context)
-        mx.eval(self.model.parameters())
-        self.counters.resident_bytes = weights.bytes_read
-        self.fingerprint = {
-            "store": store.digest,
-            "dtype": str(dtype),
-            "kv_dtype": str(kv_dtype),
-            "version": __version__,
-        }
-        self._running: Running | None = None
-        self._tokenizer: Tokenizer | None = None
-        self._turns = Turns()
-        self.load_seconds = time.perf_counter() - started
-
-    def _provider(self) -> ExpertProvider:
-        options = self.options
-        pool = ReadPool(options.depth, options.parts, self.counters)
-        slots = self.division.slots
-        return ExpertProvider(self.store, slots, self.ledger, self.counters, pool, options.policy, options.verify)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The store's tokenizer, loaded when first asked for."""
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer(self.store.path)
-        return self._tokenizer
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return (self.store.path / "tokenizer.json").exists()
-
-    def encode(self, prompt: Prompt, tools: Any = None, **template: Any) -> list[int]:
-        """Token ids of a prompt: text as it is, chat messages through the template, or ids, which are only checked."""
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
-            ids = self.tokenizer.encode_chat(prompt, tools=tools, **template)  # type: ignore[arg-type]
-        else:
-            ids = [int(token) for token in prompt]  # type: ignore[arg-type]
-        if not ids:
-            raise OptionError("the prompt is empty; give at least one token.")
-        if bad := [token for token in ids if not 0 <= token < self.store.spec.vocab]:
-            raise OptionError(f"token {bad[0]} is outside the vocabulary of {self.store.spec.vocab:,}.")
-        return ids
-
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Chunk]:
-        """Generate piece by piece. `options` are those of `GenerationOptions`.
-
-        prompt: text, chat messages ({"role", "content"}) or token ids. A prompt that extends the tokens of the last
-        generation continues from its state. Other threads wait for their turn.
-        """
-        return self._turns.run(self._stream(prompt, generation_options(options), _Record()))
-
-    def generate(self, prompt: Prompt, **options: Any) -> Response:
-        """Generate to the end. As `stream`."""
-        record = _Record()
-        chunks = list(self._turns.run(self._stream(prompt, generation_options(options), record)))
-        return record.response(chunks)
-
-    def _stream(self, prompt: Prompt, options: GenerationOptions, record: _Record) -> Generator[Chunk, None, None]:
-        ids = self.encode(prompt, options.tools, **options.template)
-        if len(ids) > self.context:
-            raise ContextError(
-                f"the prompt has {len(ids):,} tokens and memory is reserved for {self.context:,}; "
-                f"shorten it or load with context={len(ids) + options.max_tokens}."
-            )
-        running = self._continue_or_start(ids)
-        fresh = ids[len(running.tokens) :]
-        record.begin(len(ids), len(running.tokens))
-        text = self._text_stream(prompt, ids, options)
-        limit = min(options.max_tokens, self.context - len(ids) + 1)
-        steps = generate_tokens(
-            running,
-            fresh,
-            limit,
-            options.sampler(),
-            options.all_processors(len(ids)),
-            self.division.chunk,
-            self.counters,
-            options.on_prefill,
-        )
-        try:
-            for count, step in enumerate(steps, 1):
-                chunk = text.add(step, last=count == limit)
-                record.add(step)
-                yield chunk
-                if chunk.finish_reason is not None:
-                    break
-        except GeneratorExit:
-            raise
-        except BaseException:
-            # A step that was cut short leaves layers at different positions: the state cannot be continued.
-            self._running = None
-            raise
-
-    def _continue_or_start(self, ids: Sequence[int]) -> Running:
-        """The live sequence if `ids` extends it by at least one token, else a new one."""
-        running = self._running
-        if running is None or len(running.tokens) >= len(ids) or list(ids[: len(running.tokens)]) != running.tokens:
-            self._running = None
-            running = self._running = Running(self.model, self.model.make_cache())
-        return running
-
-    def _text_stream(self, prompt: Prompt, ids: Sequence[int], options: GenerationOptions) -> TextStream | IdStream:
-        eos = read_generation_defaults(self.store.path).eos_ids
-        if not self.has_tokenizer:
-            return IdStream(frozenset() if options.ignore_eos else frozenset(eos), options.logprobs)
-        tokenizer = self.tokenizer
-        stops = frozenset() if options.ignore_eos else stop_ids(tokenizer.token_id, {*eos, *tokenizer.eos_ids})
-        chat = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
-        inside = chat and opens_reasoning(tokenizer.decode(ids[-64:]))
-        return TextStream(tokenizer, stops, options.stop_strings, inside, options.tools, options.logprobs)
-
-    def stats(self, reset: bool = False) -> Stats:
-        """Counters and configuration; reset=True starts the counters anew afterwards."""
-        if self.provider is not None:
-            self.provider.settle()
-        stats = Stats(
-            self.counters.copy(), self.options, self.division, dict(kernels.used), self.load_seconds, peak_bytes()
-        )
-        if reset:
-            for name, value in vars(Counters()).items():
-                setattr(self.counters, name, value)
-        return stats
-
-    def save_state(self, path: str | os.PathLike[str]) -> None:
-        """Write the live sequence (tokens, keys and values, recurrent states) to a safetensors file."""
-        if self._running is None:
-            raise StateError("there is no sequence to save; generate something first.")
-        state.save(state.take(self._running.state, self._running.tokens, self.fingerprint), Path(path))
-
-    def restore_state(self, path: str | os.PathLike[str]) -> list[int]:
-        """Make a saved sequence the live one and return its tokens; a prompt that extends them continues from it."""
-        snapshot = state.load(Path(path))
-        self._running = None
-        running = Running(self.model, self.model.make_cache(), list(snapshot.tokens))
-        state.put_back(snapshot, running.state, self.fingerprint)
-        self._running = running
-        return list(snapshot.tokens)
-
-    def close(self) -> None:
-        """Give all memory and files back. The model cannot be used afterwards; closing twice does nothing."""
-        if self._turns.closed:
-            return
-        self._turns.close()
-        self._running = None
-        del self.model
-        if self.provider is not None:
-            self.provider.close()
-        if self.embedding is not None:
-            self.embedding.close()
-        for account in list(self.ledger.accounts):
-            self.ledger.leave(account)
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        if self._turns.closed:
-            return f"<LLM {self.store.path.name}, closed>"
-        spec, division = self.store.spec, self.division
-        slots = f", {division.slots} of {spec.experts} experts a layer in memory" if self.provider else ""
-        return f"<LLM {self.store.path.name}: {spec.model_type}, {show_size(division.total)} budget{slots}>"
-
-
-class _Record:
-    """What a `Response` needs to know of a generation, noted while it runs."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.started = time.perf_counter()
-        self.first = self.last = self.started
-        self.logits: mx.array | None = None
-
-    def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
-        self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
-
-    def add(self, step: Step) -> None:
-        self.last = time.perf_counter()
-        if not self.tokens:
-            self.first = self.last
-        self.tokens.append(step.token)
-        self.logits = step.logits
-
-    def response(self, chunks: Sequence[Chunk]) -> Response:
-        logprobs = [p for chunk in chunks if chunk.logprobs is not None for p in chunk.logprobs]
-        return Response(
-            text="".join(chunk.text for chunk in chunks),
-            tokens=tuple(self.tokens),
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            finish_reason=chunks[-1].finish_reason or "length",
-            digest=token_digest(self.tokens),
-            logits_digest=array_digest(np.array(self.logits)),
-            first_token_seconds=self.first - self.started,
-            decode_seconds=self.last - self.first,
-            peak_bytes=peak_bytes(),
-            reasoning="".join(chunk.reasoning for chunk in chunks),
-            logprobs=tuple(logprobs) if logprobs else None,
-            tool_calls=tuple(call for chunk in chunks for call in chunk.tool_calls),
-        )
 
 
 def info(store: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
@@ -389,7 +73,7 @@ def trace(store: str | os.PathLike[str], prompt: Prompt, folder: str | os.PathLi
             for token in tokens:
                 mx.eval(llm.model(mx.array([[token]]), cache=cache))
         found = recorder.trace("mlx_ttd", llm.store.digest, tokens, len(llm.store.spec.layer_types))
-    found.save(folder)
+    found.save(Path(folder))
     return found
 
 

@@ -172,6 +172,20 @@ def test_threads_take_turns(llm):
     assert found == wanted
 
 
+def test_the_budget_changes_without_loading_anew():
+    with mlx_ttd.load("demo", MEMORY) as llm:
+        wanted = fresh(llm, ids(40), max_tokens=5).digest
+        llm.set_memory(mlx_ttd.info("demo")["least_bytes"])
+        assert llm.provider.slots == 4
+        assert llm.ledger.used <= llm.ledger.total
+        assert fresh(llm, ids(40), max_tokens=5).digest == wanted
+        with pytest.raises(BudgetError):
+            llm.set_memory("1MB")
+        llm.set_memory(MEMORY)
+        assert llm.provider.slots == 24
+        assert fresh(llm, ids(40), max_tokens=5).digest == wanted
+
+
 def test_closing_gives_memory_back_and_refuses_use():
     import gc
 

@@ -4,7 +4,7 @@ from .decode import Running, Step, decode, generate_tokens, prefill
 from .defaults import GenerationDefaults, read_generation_defaults
 from .options import GenerationOptions, generation_options
 from .penalties import make_processors
-from .response import Chunk, Response, array_digest, token_digest
+from .response import Chunk, Record, Response, array_digest, peak_bytes, token_digest
 from .sampling import make_sampler
 from .stopping import stop_ids
 from .text_stream import IdStream, TextStream
@@ -15,6 +15,7 @@ __all__ = [
     "GenerationDefaults",
     "GenerationOptions",
     "IdStream",
+    "Record",
     "Response",
     "Running",
     "Step",
@@ -26,6 +27,7 @@ __all__ = [
     "generation_options",
     "make_processors",
     "make_sampler",
+    "peak_bytes",
     "prefill",
     "read_generation_defaults",
     "stop_ids",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import resource
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import mlx.core as mx
 import numpy as np
+
+from .decode import Step
 
 FinishReason = Literal["stop", "length"]
 
@@ -66,3 +72,47 @@ class Response:
     def tokens_per_second(self) -> float | None:
         """Decode rate after the first token; None when there was only one."""
         return (len(self.tokens) - 1) / self.decode_seconds if len(self.tokens) > 1 and self.decode_seconds else None
+
+
+def peak_bytes() -> int:
+    """Peak resident set of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Record:
+    """What a `Response` needs to know of a generation, noted while it runs."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.started = time.perf_counter()
+        self.first = self.last = self.started
+        self.logits: mx.array | None = None
+
+    def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
+        self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
+
+    def add(self, step: Step) -> None:
+        self.last = time.perf_counter()
+        if not self.tokens:
+            self.first = self.last
+        self.tokens.append(step.token)
+        self.logits = step.logits
+
+    def response(self, chunks: Sequence[Chunk]) -> Response:
+        logprobs = [p for chunk in chunks if chunk.logprobs is not None for p in chunk.logprobs]
+        return Response(
+            text="".join(chunk.text for chunk in chunks),
+            tokens=tuple(self.tokens),
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            finish_reason=chunks[-1].finish_reason or "length",
+            digest=token_digest(self.tokens),
+            logits_digest=array_digest(np.array(self.logits)),
+            first_token_seconds=self.first - self.started,
+            decode_seconds=self.last - self.first,
+            peak_bytes=peak_bytes(),
+            reasoning="".join(chunk.reasoning for chunk in chunks),
+            logprobs=tuple(logprobs) if logprobs else None,
+            tool_calls=tuple(call for chunk in chunks for call in chunk.tool_calls),
+        )

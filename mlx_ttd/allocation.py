@@ -1,0 +1,34 @@
+"""What the options mean for a store on this machine: dtypes, and the division of the memory budget."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from . import kernels, state
+from .options import Options
+from .store import Store
+from .streaming import Division, auto_budget, divide, parse_size
+
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
+
+
+def dtypes(options: Options) -> tuple[mx.Dtype, mx.Dtype]:
+    """(residual stream, keys and values)."""
+    own = "float32" if kernels.device_kind() == "cpu" else "bfloat16"
+    dtype = own if options.dtype == "auto" else options.dtype
+    kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
+    return DTYPES[dtype], DTYPES[kv_dtype]
+
+
+def _attention_scores() -> bool:
+    """Whether attention runs through an operation that holds a block's scores over all keys."""
+    return kernels.chosen("attention") == "reference"
+
+
+def divide_budget(store: Store, options: Options, context: int) -> Division:
+    """How `options.memory` is divided for `store`. BudgetError names the least budget."""
+    total = auto_budget() if options.memory == "auto" else parse_size(options.memory)
+    dtype, kv_dtype = dtypes(options)
+    held = state.state_bytes(store.spec, context, dtype.size, kv_dtype.size)
+    chunk = -(-options.prefill_chunk // kernels.BLOCK) * kernels.BLOCK
+    return divide(store, total, held, context, dtype.size, _attention_scores(), chunk, options.slots)

@@ -85,7 +85,7 @@ static inline void add_missing(const ExpertFfn& call) {
 }
 
 // Adds the visits of some runs to columns [first, first + rows) of the result.
-static inline void add_down(const ExpertFfn& call, const Run* runs, int n, const Visit* visits, const float* const* hidden,
+static inline void add_down(const ExpertFfn& call, const Run* runs, int n, const Visit* visits, const uint8_t* const* hidden,
                             int64_t first, int rows) {
   float* products = scratch<float>(Scratch::products, block_tokens * block_rows);
   const int64_t width = call.down.matrix.rows;
@@ -119,18 +119,20 @@ static void expert_ffn(const ExpertFfn& call) {
   }
   int64_t count = 0;
   const Visit* visits = sort_visits(call, &count);
-  const int64_t inter = call.down.matrix.cols, in_width = 16 * call.gate_up.matrix.steps(), hidden_width = 16 * call.down.matrix.steps();
+  const Matrix &up = call.gate_up.matrix, &down = call.down.matrix;
+  const int64_t inter = down.cols, x_size = row_size(up), h_size = row_size(down);
   const bool few = call.tokens <= block_tokens;
-  float* inputs = scratch<float>(Scratch::inputs, (few ? call.tokens : block_tokens) * in_width);
-  float* hidden = scratch<float>(Scratch::hidden, block_tokens * hidden_width);
-  const float** x = scratch<const float*>(Scratch::pointers, 2 * block_tokens);
-  const float** h = x + block_tokens;
-  const auto lay_out_token = [&](int64_t token, float* to) {
+  uint8_t* inputs = scratch<uint8_t>(Scratch::inputs, (few ? call.tokens : block_tokens) * x_size);
+  float* hidden = scratch<float>(Scratch::hidden, block_tokens * inter);
+  uint8_t* laid_out = scratch<uint8_t>(Scratch::laid_out, block_tokens * h_size);
+  const uint8_t** x = scratch<const uint8_t*>(Scratch::pointers, 2 * block_tokens);
+  const uint8_t** h = x + block_tokens;
+  const auto lay_out_token = [&](int64_t token, uint8_t* to) {
     with_type(call.x_type, [&](auto* kind) {
-      lay_out(call.gate_up.matrix, static_cast<decltype(kind)>(const_cast<void*>(call.x)) + token * call.gate_up.matrix.cols, to);
+      lay_out(up, static_cast<decltype(kind)>(const_cast<void*>(call.x)) + token * up.cols, to);
     });
   };
-  if (few) parallel_for(call.tokens, [&](int64_t t) { lay_out_token(t, inputs + t * in_width); });
+  if (few) parallel_for(call.tokens, [&](int64_t t) { lay_out_token(t, inputs + t * x_size); });
 
   // A wave is as many visits, in order of expert, as partial sums are held for.
   for (int64_t start = 0; start < count; start += block_tokens) {
@@ -142,10 +144,10 @@ static void expert_ffn(const ExpertFfn& call) {
       if (v == 0 || visit[v].expert != visit[v - 1].expert)
         runs[n++] = {v, 0, call.records + call.slot_of[visit[v].expert] * call.stride};
       ++runs[n - 1].count;
-      x[v] = inputs + (few ? visit[v].token : v) * in_width;
-      h[v] = hidden + v * hidden_width;
+      x[v] = inputs + (few ? visit[v].token : v) * x_size;
+      h[v] = laid_out + v * h_size;
     }
-    if (!few) parallel_for(wave, [&](int64_t v) { lay_out_token(visit[v].token, inputs + v * in_width); });
+    if (!few) parallel_for(wave, [&](int64_t v) { lay_out_token(visit[v].token, inputs + v * x_size); });
 
     const int64_t gate_blocks = (inter + block_rows - 1) / block_rows;
     parallel_for(n * gate_blocks, [&](int64_t chunk) {
@@ -154,17 +156,22 @@ static void expert_ffn(const ExpertFfn& call) {
       const int rows = static_cast<int>(inter - first < block_rows ? inter - first : block_rows);
       const Matrix gate_up = call.gate_up.in(run.record);
       float* gate = scratch<float>(Scratch::products, 2 * block_tokens * block_rows);
-      float* up = gate + block_tokens * block_rows;
+      float* up_product = gate + block_tokens * block_rows;
       multiply(gate_up, first, rows, x + run.first, run.count, gate);
-      multiply(gate_up, inter + first, rows, x + run.first, run.count, up);
+      multiply(gate_up, inter + first, rows, x + run.first, run.count, up_product);
       for (int v = 0; v < run.count; ++v) {
-        float* to = hidden + (run.first + v) * hidden_width;
-        for (int r = 0; r < block_rows; r += 16) {
-          float values[16];
-          store(values, silu(load(gate + v * block_rows + r)) * load(up + v * block_rows + r));
-          for (int i = 0; i < 16 && r + i < rows; ++i) to[position(call.down.matrix, first + r + i)] = values[i];
+        float* to = hidden + (run.first + v) * inter + first;
+        for (int r = 0; r < rows; r += 16) {
+          const Floats value = silu(load(gate + v * block_rows + r)) * load(up_product + v * block_rows + r);
+          if (rows - r >= 16)
+            store(to + r, value);
+          else
+            store_some(to + r, value, rows - r);
         }
       }
+    });
+    parallel_for((wave + 15) / 16, [&](int64_t chunk) {
+      for (int64_t v = 16 * chunk; v < wave && v < 16 * (chunk + 1); ++v) lay_out(down, hidden + v * inter, laid_out + v * h_size);
     });
 
     const int64_t down_blocks = (call.down.matrix.rows + block_rows - 1) / block_rows;

@@ -11,7 +11,8 @@ bool supported(Isa isa) {
   if (isa == Isa::avx2) return avx2;
   if (isa == Isa::avx512)
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
 #endif
   return isa == Isa::portable;
 }

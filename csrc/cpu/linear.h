@@ -25,15 +25,15 @@ void linear(const Linear& call);
 namespace ttd::TTD_ISA {
 
 // Lays out `tokens` rows of x and returns where each lies.
-static inline const float* const* lay_out_rows(const Matrix& m, const void* x, Type type, int64_t first, int tokens) {
-  const int64_t width = 16 * m.steps();
-  float* rows = scratch<float>(Scratch::inputs, tokens * width);
-  const float** at = scratch<const float*>(Scratch::pointers, tokens);
+static inline const uint8_t* const* lay_out_rows(const Matrix& m, const void* x, Type type, int64_t first, int tokens) {
+  const int64_t size = row_size(m);
+  uint8_t* rows = scratch<uint8_t>(Scratch::inputs, tokens * size);
+  const uint8_t** at = scratch<const uint8_t*>(Scratch::pointers, tokens);
   parallel_for(tokens, [&](int64_t t) {
-    at[t] = rows + t * width;
+    at[t] = rows + t * size;
     with_type(type, [&](auto* kind) {
       const auto* from = static_cast<decltype(kind)>(const_cast<void*>(x));
-      lay_out(m, from + (first + t) * m.cols, rows + t * width);
+      lay_out(m, from + (first + t) * m.cols, rows + t * size);
     });
   });
   return at;
@@ -47,7 +47,7 @@ static void linear(const Linear& call) {
   const int64_t blocks = (rows + block_rows - 1) / block_rows;
   for (int64_t token = 0; token < call.tokens; token += block_tokens) {
     const int count = static_cast<int>(call.tokens - token < block_tokens ? call.tokens - token : block_tokens);
-    const float* const* x = lay_out_rows(m, call.x, call.x_type, token, count);
+    const uint8_t* const* x = lay_out_rows(m, call.x, call.x_type, token, count);
     parallel_for((blocks + blocks_per_chunk - 1) / blocks_per_chunk, [&](int64_t chunk) {
       float* products = scratch<float>(Scratch::products, block_tokens * block_rows);
       for (int64_t block = chunk * blocks_per_chunk; block < blocks && block < (chunk + 1) * blocks_per_chunk; ++block) {

@@ -28,14 +28,4 @@ struct Matrix {
   }
 };
 
-// Where column i of a row lies once laid out for multiplication. Codes of 4 bits come apart by nibble: sixteen lanes
-// hold one nibble (or, in groups under 128, two or four) of each of a group's 32-bit words.
-inline int64_t position(const Matrix& m, int64_t i) {
-  if (m.format != Format::int4) return i;
-  const int64_t group = i / m.group, in_group = i % m.group;
-  const int64_t words = m.group / 8, steps = m.group / 16;
-  const int64_t word = in_group / 8, nibble = in_group % 8;
-  return group * m.group + nibble % steps * 16 + nibble / steps * words + word;
-}
-
 }  // namespace ttd

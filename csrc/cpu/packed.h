@@ -9,10 +9,10 @@ namespace ttd::TTD_ISA {
 // Numbers as they are: a group is one step of sixteen.
 template <class T>
 struct Plain {
-  static constexpr bool plain = true;
+  static constexpr bool scaled = false;
   static constexpr int steps = 1;
   using Group = const T*;
-  static inline Group group(const uint8_t* row, int64_t g, float, float) {
+  static inline Group group(const uint8_t* row, int64_t g, const float*, const float*) {
     return reinterpret_cast<const T*>(row) + g * 16;
   }
   template <int step>
@@ -21,16 +21,17 @@ struct Plain {
   }
 };
 
+// Codes of 8 bits: a weight is fma(code, scale, bias).
 template <int group_size>
 struct Int8 {
-  static constexpr bool plain = false;
+  static constexpr bool scaled = true;
   static constexpr int steps = group_size / 16;
   struct Group {
     const uint8_t* codes;
     Floats scale, bias;
   };
-  static inline Group group(const uint8_t* row, int64_t g, float scale, float bias) {
-    return {row + g * group_size, splat(scale), splat(bias)};
+  static inline Group group(const uint8_t* row, int64_t g, const float* scales, const float* biases) {
+    return {row + g * group_size, splat(scales[g]), splat(biases[g])};
   }
   template <int step>
   static inline Floats weight(const Group& g) {
@@ -38,21 +39,15 @@ struct Int8 {
   }
 };
 
-template <int group_size>
-struct Int4 {
-  static constexpr bool plain = false;
-  static constexpr int steps = group_size / 16;
-  struct Group {
-    Nibbles<steps> codes;
-    Levels levels;
-  };
-  static inline Group group(const uint8_t* row, int64_t g, float scale, float bias) {
-    return {nibbles<steps>(row + g * (group_size / 2)), levels(scale, bias)};
+template <class F>
+static inline void with_codes(const Matrix& m, F&& f) {
+  if (m.format == Format::plain) {
+    with_type(m.type, [&](auto* type) { f(Plain<std::remove_pointer_t<decltype(type)>>()); });
+  } else {
+    if (m.group == 32) f(Int8<32>());
+    if (m.group == 64) f(Int8<64>());
+    if (m.group == 128) f(Int8<128>());
   }
-  template <int step>
-  static inline Floats weight(const Group& g) {
-    return g.levels.template at<steps, step>(g.codes);
-  }
-};
+}
 
 }  // namespace ttd::TTD_ISA

@@ -5,9 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "fixed_block.h"
 #include "numbers.h"
 
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
 #define TTD_ISA avx512
 #include "simd_avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -27,14 +28,6 @@ static inline float to_float(bf16 x) {
   float value;
   std::memcpy(&value, &bits, 4);
   return value;
-}
-
-// The first `count` lanes of memory, zeros after.
-template <class T>
-static inline Floats load_some(const T* from, int count) {
-  T lanes[16] = {};
-  std::memcpy(lanes, from, static_cast<size_t>(count) * sizeof(T));
-  return load(lanes);
 }
 
 template <class T>

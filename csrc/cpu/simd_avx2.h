@@ -47,6 +47,12 @@ static inline void store(f16* p, Floats a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.hi, nearest));
 }
 
+// Whole numbers nearest to a.
+static inline void store(int32_t* p, Floats a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_cvtps_epi32(a.lo));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), _mm256_cvtps_epi32(a.hi));
+}
+
 static inline Floats operator+(Floats a, Floats b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 static inline Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 static inline Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
@@ -104,44 +110,70 @@ static inline void sums(Floats a, Floats b, Floats c, Floats d, float* out) {
   _mm_storeu_ps(out, _mm_unpacklo_ps(_mm_shuffle_ps(ac, ac, 0x08), _mm_shuffle_ps(bd, bd, 0x08)));
 }
 
-// The 32-bit words of a group of 4-bit codes; lanes of repeat r start at nibble r * steps.
-template <int steps>
+// 128 codes of 4 bits: the low and the high one of each byte.
 struct Nibbles {
-  __m256i lo, hi;
+  __m256i low[2], high[2];
 };
 
-template <int steps>
-static inline Nibbles<steps> nibbles(const uint8_t* p) {
-  const auto eight = [](const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
-  if constexpr (steps == 8) {
-    return {eight(p), eight(p + 32)};
-  } else if constexpr (steps == 4) {
-    return {eight(p), _mm256_srli_epi32(eight(p), 16)};
-  } else {
-    const __m256i words = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return {_mm256_srlv_epi32(words, _mm256_setr_epi32(0, 0, 0, 0, 8, 8, 8, 8)),
-            _mm256_srlv_epi32(words, _mm256_setr_epi32(16, 16, 16, 16, 24, 24, 24, 24))};
+static inline Nibbles nibbles(const uint8_t* p) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  Nibbles out;
+  for (int half = 0; half < 2; ++half) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * half));
+    out.low[half] = _mm256_and_si256(bytes, mask);
+    out.high[half] = _mm256_and_si256(_mm256_srli_epi32(bytes, 4), mask);
   }
+  return out;
+}
+static inline Nibbles some_nibbles(const uint8_t* p, int bytes) {
+  uint8_t all[64] = {};
+  std::memcpy(all, p, static_cast<size_t>(bytes));
+  return nibbles(all);
 }
 
-// The values that a code stands for: fma(code, scale, bias).
-struct Levels {
-  __m256 scale, bias;
+// Sums of code times activation over each lane's eight codes, exact until they become floats: four products of at most
+// 15 * 128 fit the sixteen bits that pairs are added in.
+static inline Floats dot(const Nibbles& codes, const FixedBlock& x) {
+  const auto half = [&](int h) {
+    __m256i total = _mm256_setzero_si256();
+    for (int limb = 0; limb < 3; ++limb) {
+      const __m256i even = _mm256_load_si256(reinterpret_cast<const __m256i*>(x.even[limb]) + h);
+      const __m256i odd = _mm256_load_si256(reinterpret_cast<const __m256i*>(x.odd[limb]) + h);
+      const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(codes.low[h], even), _mm256_maddubs_epi16(codes.high[h], odd));
+      total = _mm256_add_epi32(_mm256_slli_epi32(total, 8), _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    return _mm256_cvtepi32_ps(total);
+  };
+  return {half(0), half(1)};
+}
 
-  template <int steps, int step>
-  inline Floats at(const Nibbles<steps>& n) const {
-    const __m256i mask = _mm256_set1_epi32(15);
-    const auto value = [&](__m256i words) {
-      const __m256i code = _mm256_and_si256(_mm256_srli_epi32(words, 4 * step), mask);
-      return _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), scale, bias);
-    };
-    return {value(n.lo), value(n.hi)};
-  }
+// Sixteen groups' scales, and each lane's own within block b of 128 columns.
+struct Scales {
+  float at[16];
 };
+template <int group>
+static inline Floats spread(const Scales& scales, int b) {
+  const float* at = scales.at + b * (128 / group);
+  if constexpr (group == 128) return splat(at[0]);
+  if constexpr (group == 64) return {_mm256_set1_ps(at[0]), _mm256_set1_ps(at[1])};
+  const auto two = [](const float* p) { return _mm256_blend_ps(_mm256_set1_ps(p[0]), _mm256_set1_ps(p[1]), 0xf0); };
+  return {two(at), two(at + 2)};
+}
+static inline Scales keep(Floats scales) {
+  Scales out;
+  store(out.at, scales);
+  return out;
+}
 
-static inline Levels levels(float scale, float bias) { return {_mm256_set1_ps(scale), _mm256_set1_ps(bias)}; }
+template <class T>
+static inline Floats load_some(const T* p, int count) {
+  T lanes[16] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(count) * sizeof(T));
+  return load(lanes);
+}
 
 // See simd_avx512.h; there are half as many registers of half the width.
-constexpr int tile_rows = 2, tile_tokens = 3, direct_tokens = 1;
+constexpr int float_rows = 2, float_tokens = 3;
+constexpr int int4_rows = 2, int4_rows_of_many = 1, int4_tokens = 2;
 
 }  // namespace ttd::avx2

@@ -34,6 +34,9 @@ static inline void store(f16* p, Floats a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+// Whole numbers nearest to a.
+static inline void store(int32_t* p, Floats a) { _mm512_storeu_si512(p, _mm512_cvtps_epi32(a.v)); }
+
 static inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
 static inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
 static inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -71,44 +74,55 @@ static inline void sums(Floats a, Floats b, Floats c, Floats d, float* out) {
   _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, all)));
 }
 
-// The 32-bit words of a group of 4-bit codes, repeated to fill sixteen lanes; lanes of repeat r start at nibble r * steps.
-template <int steps>
+// 128 codes of 4 bits: the low and the high one of each byte.
 struct Nibbles {
-  __m512i words;
+  __m512i low, high;
 };
 
-template <int steps>
-static inline Nibbles<steps> nibbles(const uint8_t* p) {
-  if constexpr (steps == 8) {
-    return {_mm512_loadu_si512(p)};
-  } else if constexpr (steps == 4) {
-    const __m512i words = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    return {words};
+static inline Nibbles split(__m512i bytes) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  return {_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi32(bytes, 4), mask)};
+}
+static inline Nibbles nibbles(const uint8_t* p) { return split(_mm512_loadu_si512(p)); }
+static inline Nibbles some_nibbles(const uint8_t* p, int bytes) {
+  return split(_mm512_maskz_loadu_epi8(~0ull >> (64 - bytes), p));
+}
+
+// Sums of code times activation over each lane's eight codes, exact until they become floats.
+static inline Floats dot(const Nibbles& codes, const FixedBlock& x) {
+  __m512i total = _mm512_setzero_si512();
+  for (int limb = 0; limb < 3; ++limb) {
+    if (limb > 0) total = _mm512_slli_epi32(total, 8);
+    total = _mm512_dpbusd_epi32(total, codes.low, _mm512_load_si512(x.even[limb]));
+    total = _mm512_dpbusd_epi32(total, codes.high, _mm512_load_si512(x.odd[limb]));
+  }
+  return {_mm512_cvtepi32_ps(total)};
+}
+
+// Sixteen groups' scales, and each lane's own within block b of 128 columns.
+using Scales = Floats;
+template <int group>
+static inline Floats spread(const Scales& scales, int b) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i first = _mm512_srli_epi32(lane, group == 32 ? 2 : group == 64 ? 3 : 4);
+  return {_mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32(b * (128 / group))), scales.v)};
+}
+static inline Scales keep(Floats scales) { return scales; }
+
+template <class T>
+static inline Floats load_some(const T* p, int count) {
+  const __mmask16 mask = static_cast<__mmask16>((1u << count) - 1u);
+  if constexpr (sizeof(T) == 4) {
+    return {_mm512_maskz_loadu_ps(mask, p)};
   } else {
-    return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+    T lanes[16];
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), _mm256_maskz_loadu_epi16(mask, p));
+    return load(lanes);
   }
 }
 
-// The sixteen values that a code can stand for: fma(code, scale, bias).
-struct Levels {
-  __m512 table;
-
-  template <int steps, int step>
-  inline Floats at(const Nibbles<steps>& n) const {
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i repeat = _mm512_srli_epi32(lane, steps == 8 ? 4 : steps == 4 ? 3 : 2);
-    const __m512i shift = _mm512_add_epi32(_mm512_slli_epi32(repeat, steps == 4 ? 4 : 3), _mm512_set1_epi32(4 * step));
-    return {_mm512_permutexvar_ps(_mm512_srlv_epi32(n.words, shift), table)};
-  }
-};
-
-static inline Levels levels(float scale, float bias) {
-  const __m512 code = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  return {_mm512_fmadd_ps(code, _mm512_set1_ps(scale), _mm512_set1_ps(bias))};
-}
-
-// How many rows of weights and of activations are multiplied at once, and the most of the latter for which unpacking
-// weights straight into the multiplication pays.
-constexpr int tile_rows = 4, tile_tokens = 6, direct_tokens = 4;
+// Rows of weights and of activations that are multiplied at once: as many as there are registers for.
+constexpr int float_rows = 4, float_tokens = 6;
+constexpr int int4_rows = 4, int4_rows_of_many = 2, int4_tokens = 6;
 
 }  // namespace ttd::avx512

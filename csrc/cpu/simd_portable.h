@@ -67,6 +67,11 @@ static inline void store(f16* p, Floats a) {
   for (int i = 0; i < 16; ++i) p[i].bits = narrow_half(a.v[i]);
 }
 
+// Whole numbers nearest to a.
+static inline void store(int32_t* p, Floats a) {
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int32_t>(std::nearbyint(a.v[i]));
+}
+
 static inline Floats operator+(Floats a, Floats b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
 static inline Floats operator-(Floats a, Floats b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
 static inline Floats operator*(Floats a, Floats b) { return each([&](int i) { return a.v[i] * b.v[i]; }); }
@@ -113,36 +118,49 @@ static inline void sums(Floats a, Floats b, Floats c, Floats d, float* out) {
   out[3] = sum(d);
 }
 
-// The 32-bit words of a group of 4-bit codes; lanes of repeat r start at nibble r * steps.
-template <int steps>
+// 128 codes of 4 bits: the low and the high one of each byte.
 struct Nibbles {
-  uint32_t words[16];
+  uint8_t low[64], high[64];
 };
 
-template <int steps>
-static inline Nibbles<steps> nibbles(const uint8_t* p) {
-  Nibbles<steps> out;
-  constexpr int words = 2 * steps;
-  for (int i = 0; i < 16; ++i) {
-    uint32_t word;
-    std::memcpy(&word, p + 4 * (i % words), 4);
-    out.words[i] = word >> (4 * steps * (i / words));
+static inline Nibbles some_nibbles(const uint8_t* p, int bytes) {
+  Nibbles out = {};
+  for (int i = 0; i < bytes; ++i) {
+    out.low[i] = p[i] & 15u;
+    out.high[i] = p[i] >> 4;
   }
   return out;
 }
+static inline Nibbles nibbles(const uint8_t* p) { return some_nibbles(p, 64); }
 
-// The values that a code stands for: fma(code, scale, bias).
-struct Levels {
-  Floats scale, bias;
+// Sums of code times activation over each lane's eight codes, exact until they become floats.
+static inline Floats dot(const Nibbles& codes, const FixedBlock& x) {
+  int32_t total[16] = {};
+  for (int limb = 0; limb < 3; ++limb)
+    for (int lane = 0; lane < 16; ++lane) {
+      int32_t sum = 0;
+      for (int i = 4 * lane; i < 4 * lane + 4; ++i) sum += codes.low[i] * x.even[limb][i] + codes.high[i] * x.odd[limb][i];
+      total[lane] = total[lane] * 256 + sum;
+    }
+  return each([&](int i) { return static_cast<float>(total[i]); });
+}
 
-  template <int steps, int step>
-  inline Floats at(const Nibbles<steps>& n) const {
-    return fma(each([&](int i) { return static_cast<float>(n.words[i] >> (4 * step) & 15u); }), scale, bias);
-  }
-};
+// Sixteen groups' scales, and each lane's own within block b of 128 columns.
+using Scales = Floats;
+template <int group>
+static inline Floats spread(const Scales& scales, int b) {
+  return each([&](int i) { return scales.v[b * (128 / group) + i * 8 / group]; });
+}
+static inline Scales keep(Floats scales) { return scales; }
 
-static inline Levels levels(float scale, float bias) { return {splat(scale), splat(bias)}; }
+template <class T>
+static inline Floats load_some(const T* p, int count) {
+  T lanes[16] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(count) * sizeof(T));
+  return load(lanes);
+}
 
-constexpr int tile_rows = 2, tile_tokens = 2, direct_tokens = 1;
+constexpr int float_rows = 2, float_tokens = 2;
+constexpr int int4_rows = 1, int4_rows_of_many = 1, int4_tokens = 1;
 
 }  // namespace ttd::portable

@@ -110,8 +110,16 @@ class LLM:
     def _provider(self) -> ExpertProvider:
         options = self.options
         pool = ReadPool(options.depth, options.parts, self.counters)
-        slots = self.division.slots
-        return ExpertProvider(self.store, slots, self.ledger, self.counters, pool, options.policy, options.verify)
+        return ExpertProvider(
+            self.store,
+            self.division.slots,
+            self.ledger,
+            self.counters,
+            pool,
+            options.policy,
+            options.verify,
+            options.read_mode,
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:

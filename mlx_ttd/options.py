@@ -32,6 +32,7 @@ class Options:
     slots: int = _option(0, "slots a layer; 0: as many as memory holds", low=0, high=4096)
     depth: int = _option(8, "reads in flight at a time", low=1, high=256)
     parts: int = _option(1, "aligned reads that a record is split into", low=1, high=64)
+    read_mode: str = _option("cached", "reads through the page cache, or past it", ("cached", "direct"))
     verify: str = _option("first-read", "when a record's SHA-256 is compared", ("off", "first-read", "always"))
     prefill_chunk: int = _option(
         0, "prompt tokens that pass a layer together, rounded to 256; 0: what memory holds", low=0, high=1 << 22

@@ -53,6 +53,10 @@ def test_read_concurrency_changes_no_bit(depth, parts):
     assert digests(slots=5, depth=depth, parts=parts) == digests(**RESIDENT)
 
 
+def test_direct_reads_change_no_bit():
+    assert digests(slots=5, read_mode="direct") == digests(**RESIDENT)
+
+
 @pytest.mark.parametrize("verify", ["off", "always"])
 def test_verification_changes_no_bit(verify):
     assert digests(slots=5, verify=verify) == digests(**RESIDENT)

@@ -31,11 +31,19 @@ RECORDS = [
 
 
 def make_provider(
-    slots=6, policy="lfu", store=STORE, pread=pread_into, depth=4, parts=1, verify="first-read", total=10**9
+    slots=6,
+    policy="lfu",
+    store=STORE,
+    pread=pread_into,
+    depth=4,
+    parts=1,
+    verify="first-read",
+    total=10**9,
+    read_mode="cached",
 ):
     counters = Counters()
     pool = ReadPool(depth, parts, counters, pread)
-    return ExpertProvider(store, slots, Ledger(total), counters, pool, policy, verify)
+    return ExpertProvider(store, slots, Ledger(total), counters, pool, policy, verify, read_mode)
 
 
 def held(lease, expert):
@@ -261,6 +269,62 @@ def test_reads_do_not_wait_for_slots_one_by_one():
     provider = make_provider(slots=TOP_K, pread=pread, depth=16)
     next(provider.waves(0, np.arange(TOP_K)))
     assert most == TOP_K
+    provider.close()
+
+
+def test_experts_in_memory_are_lent_while_the_others_are_read():
+    reading, go_on = threading.Event(), threading.Event()
+
+    def pread(fd, offset, into):
+        reading.set()
+        assert go_on.wait(10)
+        return pread_into(fd, offset, into)
+
+    provider = make_provider(slots=6, pread=pread)
+    go_on.set()
+    for lease in provider.waves(0, np.array([1, 3])):
+        lease.release(())
+    go_on.clear()
+    reading.clear()
+    leases = provider.arrivals(0, np.array([[0, 1, 3, 9]]))
+    first = next(leases)
+    assert first.experts.tolist() == [1, 3]
+    np.testing.assert_array_equal(held(first, 3), RECORDS[0][3])
+    assert reading.wait(10)
+    go_on.set()
+    second = next(leases)
+    assert second.experts.tolist() == [0, 9]
+    np.testing.assert_array_equal(held(second, 9), RECORDS[0][9])
+    assert list(leases) == []
+    assert not provider.banks[0].pins.any()
+    assert (provider.counters.hits, provider.counters.misses) == (2, 4)
+    provider.close()
+
+
+def test_a_failed_arrival_leaves_nothing_pinned():
+    faults = Faults("error", set())
+    provider = make_provider(slots=6, pread=faults)
+    for lease in provider.waves(0, np.array([1, 3])):
+        lease.release(())
+    faults.calls = set(range(1000))
+    leases = provider.arrivals(0, np.array([0, 1, 3, 9]))
+    next(leases)
+    with pytest.raises(RecordError):
+        next(leases)
+    assert not provider.banks[0].pins.any()
+    faults.calls = set()
+    for lease in provider.arrivals(0, np.array([0, 1, 3, 9])):
+        for expert in lease.experts:
+            np.testing.assert_array_equal(held(lease, expert), RECORDS[0][expert])
+    provider.close()
+
+
+def test_direct_reads_give_the_same_bytes():
+    provider = make_provider(read_mode="direct", parts=2)
+    for lease in provider.waves(2, np.arange(EXPERTS)):
+        for expert in lease.experts:
+            np.testing.assert_array_equal(held(lease, expert), RECORDS[2][expert])
+        lease.release(())
     provider.close()
 
 

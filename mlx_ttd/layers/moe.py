@@ -38,16 +38,19 @@ class StreamedExperts(nn.Module):
         if lease is not None:
             return kernels.expert_ffn(x, lease, ids, weights, self.layout)
         chosen = self._read_back(ids, meanwhile)
-        contributions = mx.zeros((*ids.shape, x.shape[1]), mx.float32)
-        for lease in self.provider.waves(self.layer, chosen):
+        contributions = None
+        for lease in self.provider.arrivals(self.layer, chosen):
             note(self.layer, "read")
             if lease.holds_all:
                 out = kernels.expert_ffn(x, lease, ids, weights, self.layout)
                 lease.release()
                 return out
             part = kernels.expert_contributions(x, lease, ids, self.layout)
-            contributions = mx.where((lease.slot_of[ids] >= 0)[..., None], part, contributions)
+            mx.async_eval(part)
+            lent = mx.array(np.isin(chosen, lease.experts)[..., None])
+            contributions = part if contributions is None else mx.where(lent, part, contributions)
             lease.release()
+        assert contributions is not None
         return kernels.combine(contributions, weights)
 
     def _prefill(self, x: mx.array, ids: mx.array, weights: mx.array) -> mx.array:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import mlx.core as mx
+import numpy as np
 
 
 class Lease:
-    """`records` uint8 [slots, stride] and `slot_of` int32 [E] (-1: not here). `holds_all`: the only lease of its call.
+    """`records` uint8 [slots, stride] and `slot_of` int32 [E] (-1: not in this lease) for the ids `experts`.
 
-    Kernels append what they return to `outputs`. MLX is lazy: the slots stay pinned until the arrays given to
-    `release` (by default the outputs) have been evaluated. Leaving a `with` block unreleased evaluates the outputs.
+    `holds_all`: the only lease of its call. Kernels append what they return to `outputs`. MLX is lazy: the slots stay
+    pinned until the arrays given to `release` (by default the outputs) have been evaluated. Leaving a `with` block
+    unreleased evaluates the outputs.
     """
 
     def __init__(
@@ -20,9 +22,11 @@ class Lease:
         records: mx.array,
         slot_of: mx.array,
         on_release: Callable[[Sequence[mx.array]], None],
+        experts: np.ndarray,
         holds_all: bool = True,
     ):
-        self.records, self.slot_of, self.holds_all = records, slot_of, holds_all
+        self.records, self.slot_of = records, slot_of
+        self.experts, self.holds_all = experts, holds_all
         self.outputs: list[mx.array] = []
         self._on_release: Callable[[Sequence[mx.array]], None] | None = on_release
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -16,8 +17,44 @@ from ..store import Store
 from .lease import Lease
 from .ledger import Ledger
 from .policies import make_policy
-from .read_pool import Batch, Read, ReadPool
+from .read_pool import Batch, Read, ReadPool, open_for_reading
 from .slots import EMPTY, SlotBank
+
+
+@dataclass
+class Arrival:
+    """Experts `group` whose slots are pinned while the `missing` ones are being read into `rows`."""
+
+    bank: SlotBank
+    group: np.ndarray
+    missing: np.ndarray
+    rows: list[memoryview]
+    batch: Batch | None = None
+
+    def wait(self) -> None:
+        """Return when every record is in its slot. On failure nothing stays pinned and the slots are empty again."""
+        if self.batch is None:
+            return
+        try:
+            self.batch.wait()
+        except BaseException:
+            self.batch.drain()
+            self.give_up()
+            raise
+        self.bank.deliver(self.missing, self.rows)
+        self.bank.seat(self.missing)
+
+    def abandon(self) -> None:
+        """Wait for reads in flight, since they write into slots, and unpin."""
+        try:
+            self.wait()
+        except Exception:
+            return
+        self.bank.unpin(self.bank.slot_of[self.group], ())
+
+    def give_up(self) -> None:
+        self.bank.unpin(self.bank.slot_of[self.group], ())
+        self.bank.forget(self.missing)
 
 
 class ExpertProvider:
@@ -35,9 +72,10 @@ class ExpertProvider:
         pool: ReadPool,
         policy: str = "lfu",
         verify: str = "first-read",
+        read_mode: str = "cached",
     ):
         self.store, self.ledger, self.counters, self.pool = store, ledger, counters, pool
-        self.verify = verify
+        self.verify, self.read_mode = verify, read_mode
         top_k, experts = store.spec.top_k, store.spec.experts
         if slots < top_k:
             raise BudgetError(f"{slots} slots a layer cannot hold the {top_k} experts a token uses; raise memory=.")
@@ -76,20 +114,48 @@ class ExpertProvider:
         bank.policy.used(wanted)
         size = len(wanted) if len(wanted) <= bank.slots else max(1, bank.slots // 2)
         groups = [wanted[i : i + size] for i in range(0, len(wanted), size)]
-        arriving = self._fetch(layer, groups[0], wanted)
+        arrival: Arrival | None = self._fetch(layer, groups[0], wanted)
         for i, group in enumerate(groups):
-            arriving()
+            assert arrival is not None
+            arrival.wait()
             lease = self._lend(bank, group, holds_all=len(groups) == 1)
+            arrival = None
             try:
                 if i + 1 < len(groups):
-                    arriving = self._fetch(layer, groups[i + 1], wanted[(i + 1) * size :])
+                    arrival = self._fetch(layer, groups[i + 1], wanted[(i + 1) * size :])
                 with lease:
                     yield lease
             except BaseException:
                 lease.release(())
-                if i + 1 < len(groups):
-                    self._abandon(bank, groups[i + 1], arriving)
+                if arrival is not None:
+                    arrival.abandon()
                 raise
+
+    def arrivals(self, layer: int, ids: np.ndarray) -> Iterator[Lease]:
+        """As `waves`, but where the slots hold all: the experts in memory first, the others when they have been read.
+
+        So the first can be computed meanwhile; `lease.experts` tells which are lent.
+        """
+        bank = self.banks[layer]
+        wanted = np.unique(ids)
+        missing = wanted[bank.slot_of[wanted] == EMPTY]
+        if len(wanted) > bank.slots or len(missing) in (0, len(wanted)):
+            yield from self.waves(layer, ids)
+            return
+        bank.policy.used(wanted)
+        arrival = self._fetch(layer, wanted, wanted)
+        here = self._lend(bank, np.setdiff1d(wanted, missing, assume_unique=True), holds_all=False)
+        arrival.group = missing
+        try:
+            with here:
+                yield here
+        except BaseException:
+            here.release(())
+            arrival.abandon()
+            raise
+        arrival.wait()
+        with self._lend(bank, missing, holds_all=False) as late:
+            yield late
 
     def resident(self, layer: int, ids: mx.array) -> Lease | None:
         """A lease on the whole layer, without reading `ids` back, if all its experts are in memory; else None."""
@@ -100,7 +166,7 @@ class ExpertProvider:
             bank.full_table = mx.array(bank.slot_of)
         self._unread_ids.append((layer, ids))
         assert bank.records is not None
-        return Lease(bank.records, bank.full_table, lambda after: None)
+        return Lease(bank.records, bank.full_table, lambda after: None, np.arange(bank.experts))
 
     def settle(self) -> None:
         """Count the choices of steps that were never read back, and finish released leases."""
@@ -118,60 +184,24 @@ class ExpertProvider:
         table = np.full(bank.experts, EMPTY, np.int32)
         table[group] = slots
         assert bank.records is not None
-        return Lease(bank.records, mx.array(table), lambda after: bank.unpin(slots, after), holds_all)
+        return Lease(bank.records, mx.array(table), lambda after: bank.unpin(slots, after), group, holds_all)
 
-    def _fetch(self, layer: int, group: np.ndarray, keep: np.ndarray) -> Callable[[], None]:
-        """Pin slots for `group` and start reading what is missing; the returned call waits for it."""
+    def _fetch(self, layer: int, group: np.ndarray, keep: np.ndarray) -> Arrival:
+        """Pin slots for `group` and start reading what is missing."""
         bank = self.banks[layer]
         missing = bank.take(group, keep)
         self.counters.requests += len(group)
         self.counters.hits += len(group) - len(missing)
         self.counters.misses += len(missing)
-        if not len(missing):
-            return lambda: None
-        rows = [bank.row(int(expert)) for expert in missing]
+        arrival = Arrival(bank, group, missing, [bank.row(int(expert)) for expert in missing])
         try:
-            batch = self.pool.submit([self._read(layer, int(e), row) for e, row in zip(missing, rows, strict=True)])
+            if len(missing):
+                pairs = zip(missing, arrival.rows, strict=True)
+                arrival.batch = self.pool.submit([self._read(layer, int(expert), row) for expert, row in pairs])
         except BaseException:
-            self._unseat(bank, group, missing)
+            arrival.give_up()
             raise
-
-        def wait() -> None:
-            try:
-                batch.wait()
-            except BaseException:
-                self._drain(batch)
-                self._unseat(bank, group, missing)
-                raise
-            bank.deliver(missing, rows)
-            bank.seat(missing)
-
-        return wait
-
-    @staticmethod
-    def _drain(batch: Batch) -> None:
-        """Reads in flight write into slots: nothing may reuse those before they end."""
-        while True:
-            try:
-                batch.wait()
-            except KeyboardInterrupt:
-                continue
-            except Exception:
-                pass
-            return
-
-    @staticmethod
-    def _unseat(bank: SlotBank, group: np.ndarray, missing: np.ndarray) -> None:
-        bank.unpin(bank.slot_of[group], ())
-        bank.forget(missing)
-
-    @staticmethod
-    def _abandon(bank: SlotBank, group: np.ndarray, arriving: Callable[[], None]) -> None:
-        try:
-            arriving()
-        except Exception:
-            return
-        bank.unpin(bank.slot_of[group], ())
+        return arrival
 
     def _read(self, layer: int, expert: int, into: memoryview) -> Read:
         fd, start = self._open(layer)
@@ -198,7 +228,7 @@ class ExpertProvider:
         if layer not in self._files:
             path, start, _ = self.store.expert_file(layer)
             try:
-                self._files[layer] = (os.open(path, os.O_RDONLY), start)
+                self._files[layer] = (open_for_reading(path, self.read_mode == "direct"), start)
             except OSError as error:
                 raise RecordError(f"{path} cannot be opened ({error.strerror}); was the store moved?") from None
         return self._files[layer]

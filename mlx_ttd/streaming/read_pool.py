@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ..observe import Counters
@@ -38,6 +40,19 @@ def pread_into(fd: int, offset: int, into: memoryview) -> int:
     return done
 
 
+def open_for_reading(path: str | os.PathLike[str], direct: bool) -> int:
+    """A descriptor of a file; direct: past the page cache, with aligned offsets, lengths and memory alone."""
+    if not direct:
+        return os.open(path, os.O_RDONLY)
+    if sys.platform == "darwin":
+        import fcntl
+
+        fd = os.open(path, os.O_RDONLY)
+        fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
+        return fd
+    return os.open(path, os.O_RDONLY | os.O_DIRECT)
+
+
 class Batch:
     """Reads in flight. `wait` returns when all are done and raises the first failure."""
 
@@ -50,6 +65,15 @@ class Batch:
         self._counters.wait_seconds += time.perf_counter() - start
         if errors:
             raise errors[0]
+
+    def drain(self) -> None:
+        """Return when no read is in flight any more, whatever became of them and whatever signal comes."""
+        pending = list(self._futures)
+        while pending:
+            with suppress(BaseException):
+                pending[-1].exception()
+            if pending[-1].done():
+                pending.pop()
 
 
 class ReadPool:

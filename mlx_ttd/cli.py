@@ -14,6 +14,7 @@ import typer
 from . import __version__, api
 from .errors import StoreError, TTDError
 from .generation import Chunk
+from .kernels import native_status
 from .observe import Profile, first_difference, incomparable, load_trace, probing
 from .observe.doctor import report
 from .store import Progress
@@ -250,7 +251,7 @@ def diff(
 @app.command()
 def doctor() -> None:
     """Print versions, backend, native part, disk and memory, to paste into a bug report."""
-    print(report(machine_memory(), "absent: references run on a CPU, which is slow"))
+    print(report(machine_memory(), native_status()))
 
 
 def main() -> None:

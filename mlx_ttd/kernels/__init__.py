@@ -16,6 +16,7 @@ from .bank import bank_write
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .gated_delta import GatedDelta, gated_delta
 from .linear import BLOCK, head, linear
+from .native import native_status
 from .norms import gated_rms_norm, norm_rope, rms_norm
 from .router import router
 from .weight import Weight
@@ -39,6 +40,7 @@ __all__ = [
     "gated_rms_norm",
     "head",
     "linear",
+    "native_status",
     "norm_rope",
     "part_views",
     "rms_norm",

@@ -2,6 +2,7 @@
 
 from ._version import __version__
 from .api import LLM, Stats, convert, demo_path, info, load, trace, verify
+from .compare import compare
 from .errors import TTDError
 from .generation import Chunk, Response
 
@@ -12,6 +13,7 @@ __all__ = [
     "Stats",
     "TTDError",
     "__version__",
+    "compare",
     "convert",
     "demo_path",
     "info",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -28,10 +29,15 @@ class Running:
 
 @dataclass(frozen=True)
 class Step:
-    """A sampled token and the f32 logits [V] it was sampled from, after the processors."""
+    """A sampled token and the f32 logits [V] it was sampled from, after the processors.
+
+    seconds: wall time of the decode step alone; misses: expert records it had to read.
+    """
 
     token: int
     logits: mx.array
+    seconds: float = 0.0
+    misses: int = 0
 
 
 def prefill(
@@ -92,10 +98,12 @@ def generate_tokens(
     prefill(sequence, list(prompt[:-1]), chunk, counters, progress)
     token = prompt[-1]
     for _ in range(max_tokens):
+        started, missed = time.perf_counter(), counters.misses
         logits = decode(sequence, token, counters)
+        seconds, misses = time.perf_counter() - started, counters.misses - missed
         for processor in processors:
             logits = processor(sequence.tokens, logits)
         token = int(sampler(logits).item())  # type: ignore[arg-type]
         note(MODEL, "token")
-        yield Step(token, logits)
+        yield Step(token, logits, seconds, misses)
         note(MODEL, "host")

@@ -67,6 +67,12 @@ class Response:
     reasoning: str = ""
     logprobs: tuple[float, ...] | None = None
     tool_calls: tuple[dict[str, Any], ...] = field(default=())
+    step_seconds: tuple[float, ...] = ()
+    step_misses: tuple[int, ...] = ()
+
+    def latency(self, percentile: float) -> float:
+        """Seconds of a decode step at a percentile, such as 50 or 95."""
+        return float(np.percentile(self.step_seconds, percentile))
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -88,6 +94,8 @@ class Record:
         self.started = time.perf_counter()
         self.first = self.last = self.started
         self.logits: mx.array | None = None
+        self.seconds: list[float] = []
+        self.misses: list[int] = []
 
     def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
         self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
@@ -98,6 +106,8 @@ class Record:
             self.first = self.last
         self.tokens.append(step.token)
         self.logits = step.logits
+        self.seconds.append(step.seconds)
+        self.misses.append(step.misses)
 
     def response(self, chunks: Sequence[Chunk]) -> Response:
         logprobs = [p for chunk in chunks if chunk.logprobs is not None for p in chunk.logprobs]
@@ -115,4 +125,6 @@ class Record:
             reasoning="".join(chunk.reasoning for chunk in chunks),
             logprobs=tuple(logprobs) if logprobs else None,
             tool_calls=tuple(call for chunk in chunks for call in chunk.tool_calls),
+            step_seconds=tuple(self.seconds),
+            step_misses=tuple(self.misses),
         )

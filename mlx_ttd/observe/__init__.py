@@ -2,6 +2,7 @@
 
 from .counters import Counters
 from .diff import Difference, first_difference, incomparable
+from .machine import MachineState, machine_state
 from .probe import MODEL, note, probing
 from .profile import Profile
 from .trace import Recorder, Trace, load_trace
@@ -10,12 +11,14 @@ __all__ = [
     "MODEL",
     "Counters",
     "Difference",
+    "MachineState",
     "Profile",
     "Recorder",
     "Trace",
     "first_difference",
     "incomparable",
     "load_trace",
+    "machine_state",
     "note",
     "probing",
 ]

@@ -56,7 +56,7 @@ def random_lease(layout: RecordLayout, slots: int, key: int) -> SimpleNamespace:
         for array, start in parts:
             data = np.array(array.view(mx.uint8)).reshape(slots, -1)
             records[:, start : start + data.shape[1]] = data
-    slot_of = mx.arange(slots)[::-1].astype(mx.int32)
+    slot_of = mx.array(np.arange(slots, dtype=np.int32)[::-1].copy())
     return SimpleNamespace(records=mx.array(records), slot_of=slot_of, outputs=deque(maxlen=1))
 
 

@@ -1,48 +1,53 @@
 // W_d act of each chosen expert: weighted and summed in ascending choice, f32 [T, HIDDEN], or, where CONTRIBUTIONS,
-// each by itself, f32 [T, CHOICES, HIDDEN]. A threadgroup takes SIMDS * SPAN rows of all a token's experts, BATCH
-// experts at a time.
+// each by itself, f32 [T, CHOICES, HIDDEN]. A threadgroup takes SPAN * ROWS rows, each of its SIMD-groups one choice.
 constexpr int CHUNKS = INTER * BITS / 128;
 constexpr int STEPS = CHUNKS / LANES;
 constexpr int SPAN = 32 / LANES;
-TGMEM float4 staged[(BATCH * CHUNKS + 1) * (32 / BITS)];
-TGMEM float sums[BATCH * CHUNKS];
+constexpr int TILE = SPAN * ROWS;
+TGMEM float parts[CHOICES][TILE];
 
 const uint token = threadgroup_position_in_grid.y;
+const uint choice = token * CHOICES + simdgroup_index_in_threadgroup;
 const uint lane = thread_index_in_simdgroup % LANES;
-const uint row = (threadgroup_position_in_grid.x * SIMDS + simdgroup_index_in_threadgroup) * SPAN +
-                 thread_index_in_simdgroup / LANES;
-const uint readable = row < HIDDEN ? row : HIDDEN - 1;
-float total = 0.0f;
-for (int batch = 0; batch < CHOICES; batch += BATCH) {
-  Row<STEPS> down[BATCH];
-  int slots[BATCH];
+const uint tile = threadgroup_position_in_grid.x * TILE;
+const uint share = thread_index_in_simdgroup / LANES;
+const int slot = slot_of[rows[choice]];
+float c[ROWS];
+for (int r = 0; r < ROWS; ++r) c[r] = 0.0f;
+if (slot >= 0) {
+  const device uchar* record = records + ulong(slot) * ulong(STRIDE);
+  Row<STEPS> down[ROWS];
 #pragma unroll
-  for (int j = 0; j < BATCH; ++j) {
-    slots[j] = slot_of[rows[token * CHOICES + batch + j]];
-    if (slots[j] >= 0) {
-      const device uchar* record = records + ulong(slots[j]) * ulong(STRIDE);
-      read_row<INTER, BITS, GROUP, LANES, STEPS>(down[j], (const device uint4*)(record + CODES),
-                                                 (const device S*)(record + SCALES),
-                                                 (const device S*)(record + BIASES), readable, lane);
-    }
+  for (int r = 0; r < ROWS; ++r) {
+    const uint row = tile + share + r * SPAN < HIDDEN ? tile + share + r * SPAN : HIDDEN - 1;
+    read_row<INTER, BITS, GROUP, LANES, STEPS>(down[r], (const device uint4*)(record + CODES),
+                                               (const device S*)(record + SCALES),
+                                               (const device S*)(record + BIASES), row, lane);
   }
-  if (batch > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-  stage<BATCH * INTER, BITS, SIMDS * 32>(act + ulong(token * CHOICES + batch) * INTER, staged, sums,
-                                         simdgroup_index_in_threadgroup * 32 + thread_index_in_simdgroup);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-  for (int j = 0; j < BATCH; ++j) {
-    float c = 0.0f;
-    if (slots[j] >= 0) {
-      c = lanes_sum<LANES>(row_dot<BITS, GROUP, LANES, BATCH * CHUNKS, uint>(down[j], staged, sums, j * CHUNKS, lane));
-    }
-    const uint choice = token * CHOICES + batch + j;
-    if (CONTRIBUTIONS) {
-      if (lane == 0 && row < HIDDEN) out[ulong(choice) * HIDDEN + row] = c;
-    } else {
-      const float weighted = mul_rn(weights[choice], c);
-      total = batch + j == 0 ? weighted : add_rn(total, weighted);
-    }
+  for (int step = 0; step < STEPS; ++step) {
+    Chunk<BITS> chunk;
+    read_laid_out<BITS, CHUNKS>(chunk, (const device float4*)(act + ulong(choice) * INTER), lane + step * LANES);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) c[r] = add_chunk<BITS, GROUP, uint>(down[r], step, chunk, c[r]);
   }
 }
-if (!CONTRIBUTIONS && lane == 0 && row < HIDDEN) out[ulong(token) * HIDDEN + row] = total;
+#pragma unroll
+for (int r = 0; r < ROWS; ++r) {
+  const float sum = lanes_sum<LANES>(c[r]);
+  if (lane == 0) parts[simdgroup_index_in_threadgroup][share + r * SPAN] = sum;
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+const uint at = thread_position_in_threadgroup.x;
+if (CONTRIBUTIONS) {
+  for (uint i = at; i < TILE * CHOICES; i += CHOICES * 32) {
+    const uint row = tile + i % TILE;
+    if (row < HIDDEN) out[ulong(token * CHOICES + i / TILE) * HIDDEN + row] = parts[i / TILE][i % TILE];
+  }
+} else {
+  for (uint i = at; i < TILE && tile + i < HIDDEN; i += CHOICES * 32) {
+    float total = mul_rn(weights[token * CHOICES], parts[0][i]);
+    for (int j = 1; j < CHOICES; ++j) total = add_rn(total, mul_rn(weights[token * CHOICES + j], parts[j][i]));
+    out[ulong(token) * HIDDEN + tile + i] = total;
+  }
+}

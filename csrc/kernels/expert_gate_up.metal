@@ -1,5 +1,5 @@
-// silu(W_g x) * (W_u x) of each chosen expert, f32 [T * CHOICES, INTER]. A threadgroup takes one choice and
-// SIMDS * SPAN * PAIRS of its INTER gate and up rows; x is read once for all of them.
+// silu(W_g x) * (W_u x) of each chosen expert, f32 [T * CHOICES, INTER], each in the order in which expert_down.metal
+// reads it. A threadgroup takes one choice and SIMDS * SPAN * PAIRS of its INTER gate and up rows.
 constexpr int CHUNKS = HIDDEN * BITS / 128;
 constexpr int STEPS = CHUNKS / LANES;
 constexpr int SPAN = 32 / LANES;
@@ -28,13 +28,26 @@ if (slot >= 0) {
 stage<HIDDEN, BITS, SIMDS * 32>(x + ulong(choice / CHOICES) * HIDDEN, staged, sums,
                                 simdgroup_index_in_threadgroup * 32 + thread_index_in_simdgroup);
 threadgroup_barrier(mem_flags::mem_threadgroup);
+float g[PAIRS], u[PAIRS];
+for (int p = 0; p < PAIRS; ++p) g[p] = u[p] = 0.0f;
+if (slot >= 0) {
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    Chunk<BITS> chunk;
+    read_staged<BITS, CHUNKS>(chunk, staged, sums, lane + step * LANES);
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) {
+      g[p] = add_chunk<BITS, GROUP, uint>(gate[p], step, chunk, g[p]);
+      u[p] = add_chunk<BITS, GROUP, uint>(up[p], step, chunk, u[p]);
+    }
+  }
+}
 #pragma unroll
 for (int p = 0; p < PAIRS; ++p) {
-  float value = 0.0f;
-  if (slot >= 0) {
-    const float g = lanes_sum<LANES>(row_dot<BITS, GROUP, LANES, CHUNKS, uint>(gate[p], staged, sums, 0, lane));
-    const float u = lanes_sum<LANES>(row_dot<BITS, GROUP, LANES, CHUNKS, uint>(up[p], staged, sums, 0, lane));
-    value = swiglu(g, u);
+  const float value = swiglu(lanes_sum<LANES>(g[p]), lanes_sum<LANES>(u[p]));
+  const uint channel = first + p * SPAN;
+  if (lane == 0 && channel < INTER) {
+    act[choice * INTER + laid_out<DOWN_BITS, INTER * DOWN_BITS / 128>(channel)] =
+        mul_rn(value, in_place_scale<DOWN_BITS>(channel % 4));
   }
-  if (lane == 0 && first + p * SPAN < INTER) act[choice * INTER + first + p * SPAN] = value;
 }

@@ -25,8 +25,9 @@ FN void stage(const device T* x, threadgroup float4* staged, threadgroup float* 
   constexpr int QUADS = 32 / BITS;
   constexpr int CHUNKS = COLS / 4 / QUADS;
 #pragma unroll
-  for (uint i = index; i < uint(COLS / 4 + 31) / 32 * 32; i += THREADS) {
-    const bool inside = i < uint(COLS / 4);
+  for (int round = 0; round < (COLS / 4 + THREADS - 1) / THREADS; ++round) {
+    const uint i = index + round * THREADS;
+    const bool inside = COLS / 4 % THREADS == 0 || i < uint(COLS / 4);
     const float4 v = inside ? load4(x + 4 * i) : quad_of(0.0f, 0.0f, 0.0f, 0.0f);
     const float sum = lanes_sum<QUADS>(add_rn(add_rn(v.x, v.y), add_rn(v.z, v.w)));
     if (inside) {
@@ -64,7 +65,7 @@ FN void read_row(thread Row<STEPS>& row, const device uint4* codes, const device
 }
 
 // 2^23 + n has n in its lowest bits, so masking a code into that number and taking 2^23 away converts it exactly.
-FN float code_at(uint word, uint mask) { return add_rn(bits_to_float((word & mask) | 0x4B000000u), -8388608.0f); }
+FN float code_at(uint word, uint mask) { return add_rn(bits_to_float(masked_into(word, mask, 0x4B000000u)), -8388608.0f); }
 
 template <int BITS>
 FN float dot_half_word(uint word, float4 x, float acc) {
@@ -77,44 +78,72 @@ FN float dot_half_word(uint word, float4 x, float acc) {
   return acc;
 }
 
-// Adds the product of a chunk's word number `word` with its activations; `x` points at the chunk, `stride` apart lie
-// its quads.
+// A chunk's activations, four to a quad, and their sum before the codes' places were made up for.
+template <int BITS>
+struct Chunk {
+  float4 x[32 / BITS];
+  float sum;
+};
+
+// Adds the product of a chunk's word number `word` with its activations.
 template <int BITS, typename W>
-FN float dot_word(uint codes, const threadgroup float4* x, int stride, int word, float acc) {
+FN float dot_word(uint codes, const thread Chunk<BITS>& chunk, int word, float acc) {
   if (BITS == 4) {
-    acc = dot_half_word<4>(codes, x[2 * word * stride], acc);
-    return dot_half_word<4>(codes >> 16, x[(2 * word + 1) * stride], acc);
+    acc = dot_half_word<4>(codes, chunk.x[2 * word % (32 / BITS)], acc);
+    return dot_half_word<4>(codes >> 16, chunk.x[(2 * word + 1) % (32 / BITS)], acc);
   }
   if (BITS == 8) {
-    const float4 v = x[word * stride];
+    const float4 v = chunk.x[word % (32 / BITS)];
     acc = dot_half_word<8>(codes, v, acc);
     return dot_half_word<8>(codes >> 16, quad_of(v.z, v.w, 0.0f, 0.0f), acc);
   }
   if (BITS == 16) {
-    const float4 v = x[word / 2 * stride];
+    const float4 v = chunk.x[word / 2 % (32 / BITS)];
     const float2 w = pair_of<W>(codes);
     acc = fma(w.x, word % 2 == 0 ? v.x : v.z, acc);
     return fma(w.y, word % 2 == 0 ? v.y : v.w, acc);
   }
-  const float4 v = x[0];
+  const float4 v = chunk.x[0];
   return fma(bits_to_float(codes), word == 0 ? v.x : word == 1 ? v.y : word == 2 ? v.z : v.w, acc);
 }
 
-// This lane's share of row . x; `staged` holds STAGED chunks, of which the row's first is `first`.
-template <int BITS, int GROUP, int LANES, int STAGED, typename W, int STEPS>
-FN float row_dot(thread const Row<STEPS>& row, const threadgroup float4* staged, const threadgroup float* sums,
-                 uint first, uint lane) {
-  float total = 0.0f;
+// Adds the product of a row's chunk number `step` of this lane.
+template <int BITS, int GROUP, typename W, int STEPS>
+FN float add_chunk(const thread Row<STEPS>& row, int step, const thread Chunk<BITS>& chunk, float total) {
+  float dot = GROUP > 0 ? 0.0f : total;
+  dot = dot_word<BITS, W>(row.codes[step].x, chunk, 0, dot);
+  dot = dot_word<BITS, W>(row.codes[step].y, chunk, 1, dot);
+  dot = dot_word<BITS, W>(row.codes[step].z, chunk, 2, dot);
+  dot = dot_word<BITS, W>(row.codes[step].w, chunk, 3, dot);
+  return GROUP > 0 ? fma(row.scales[step], dot, fma(row.biases[step], chunk.sum, total)) : dot;
+}
+
+// The activations that `stage` put at chunk number `index` of CHUNKS.
+template <int BITS, int CHUNKS>
+FN void read_staged(thread Chunk<BITS>& chunk, const threadgroup float4* staged, const threadgroup float* sums,
+                    uint index) {
 #pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-    const uint chunk = first + lane + step * LANES;
-    const threadgroup float4* x = staged + chunk;
-    float dot = GROUP > 0 ? 0.0f : total;
-    dot = dot_word<BITS, W>(row.codes[step].x, x, STAGED + 1, 0, dot);
-    dot = dot_word<BITS, W>(row.codes[step].y, x, STAGED + 1, 1, dot);
-    dot = dot_word<BITS, W>(row.codes[step].z, x, STAGED + 1, 2, dot);
-    dot = dot_word<BITS, W>(row.codes[step].w, x, STAGED + 1, 3, dot);
-    total = GROUP > 0 ? fma(row.scales[step], dot, fma(row.biases[step], sums[chunk], total)) : dot;
+  for (int quad = 0; quad < 32 / BITS; ++quad) chunk.x[quad] = staged[quad * (CHUNKS + 1) + index];
+  chunk.sum = BITS < 16 ? sums[index] : 0.0f;
+}
+
+// Where channel i of an activation lies that is written in the order in which read_laid_out reads it.
+template <int BITS, int CHUNKS>
+FN uint laid_out(uint i) {
+  constexpr uint COLUMNS = 128 / BITS;
+  return (i % COLUMNS / 4 * CHUNKS + i / COLUMNS) * 4 + i % 4;
+}
+
+// Chunk number `index` of CHUNKS, written channel by channel at laid_out, times in_place_scale.
+template <int BITS, int CHUNKS>
+FN void read_laid_out(thread Chunk<BITS>& chunk, const device float4* x, uint index) {
+  chunk.sum = 0.0f;
+#pragma unroll
+  for (int quad = 0; quad < 32 / BITS; ++quad) {
+    const float4 v = x[quad * CHUNKS + index];
+    chunk.x[quad] = v;
+    chunk.sum = fma(v.y, 1.0f / in_place_scale<BITS>(1), add_rn(chunk.sum, v.x));
+    chunk.sum = fma(v.z, 1.0f / in_place_scale<BITS>(2), chunk.sum);
+    chunk.sum = fma(v.w, 1.0f / in_place_scale<BITS>(3), chunk.sum);
   }
-  return total;
 }

@@ -20,6 +20,7 @@ typedef __half half;
 typedef __nv_bfloat16 bfloat16_t;
 
 #define threadgroup_position_in_grid blockIdx
+#define threadgroups_per_grid gridDim
 #define thread_position_in_threadgroup threadIdx
 #define thread_index_in_simdgroup (threadIdx.x & 31u)
 #define simdgroup_index_in_threadgroup (threadIdx.x >> 5)
@@ -36,6 +37,12 @@ FN float log_f32(float x) { return logf(x); }
 FN float rsqrt_f32(float x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
 
 FN float bits_to_float(uint bits) { return __uint_as_float(bits); }
+FN uint masked_into(uint word, uint mask, uint into) {
+  // Left to itself the compiler makes two instructions of this.
+  uint result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(word), "r"(mask), "r"(into));
+  return result;
+}
 
 FN float4 quad_of(float a, float b, float c, float d) { return make_float4(a, b, c, d); }
 template <typename W>

@@ -12,6 +12,7 @@ FN float log_f32(float x) { return metal::precise::log(x); }
 FN float rsqrt_f32(float x) { return div_rn(1.0f, metal::precise::sqrt(x)); }
 
 FN float bits_to_float(uint bits) { return as_type<float>(bits); }
+FN uint masked_into(uint word, uint mask, uint into) { return (word & mask) | into; }
 
 FN float4 quad_of(float a, float b, float c, float d) { return float4(a, b, c, d); }
 FN float4 load4(const device float* p) { return *(const device float4*)p; }

@@ -29,7 +29,8 @@ COMBINE = Text("combine", ("contributions", "weights"), ("out",))
 DOWN = Text("expert_down", ("act", "records", "slot_of", "rows", "weights"), ("out",), HEADERS)
 SIMDGROUPS = 8
 PAIRS = 1
-CHUNKS_IN_FLIGHT = 8
+# 16-byte loads that a lane has under way in the down product.
+DOWN_CHUNKS = 4
 
 
 def matrix_values(matrix: Matrix, stride: int, choices: int) -> dict[str, int | bool | mx.Dtype]:
@@ -51,7 +52,7 @@ def matrix_values(matrix: Matrix, stride: int, choices: int) -> dict[str, int | 
 @cache
 def _gate_up(layout: RecordLayout, choices: int) -> Geometry:
     values = matrix_values(layout.gate_up, layout.stride, choices)
-    values |= {"HIDDEN": layout.hidden, "INTER": layout.inter, "PAIRS": PAIRS}
+    values |= {"HIDDEN": layout.hidden, "INTER": layout.inter, "PAIRS": PAIRS, "DOWN_BITS": layout.down.bits}
     rows = SIMDGROUPS * PAIRS * SIMD_WIDTH // lanes_per_row(layout.gate_up.words // 4)
     return Geometry(-(-layout.inter // rows), tuple(values.items()))
 
@@ -60,12 +61,10 @@ def _gate_up(layout: RecordLayout, choices: int) -> Geometry:
 def _down(layout: RecordLayout, choices: int, apart: bool) -> Geometry:
     chunks = layout.down.words // 4
     lanes = lanes_per_row(chunks)
-    batches = [n for n in range(1, choices + 1) if choices % n == 0 and n * chunks // lanes <= CHUNKS_IN_FLIGHT]
-    batch = max((n for n in batches if staged_bytes(n * layout.inter) <= THREADGROUP_BYTES), default=1)
+    a_lane = max(1, DOWN_CHUNKS * lanes // chunks)
     values = matrix_values(layout.down, layout.stride, choices)
-    values |= {"HIDDEN": layout.hidden, "INTER": layout.inter, "BATCH": batch, "CONTRIBUTIONS": apart}
-    rows = SIMDGROUPS * SIMD_WIDTH // lanes
-    return Geometry(-(-layout.hidden // rows), tuple(values.items()))
+    values |= {"HIDDEN": layout.hidden, "INTER": layout.inter, "ROWS": a_lane, "CONTRIBUTIONS": apart}
+    return Geometry(-(-layout.hidden // (a_lane * SIMD_WIDTH // lanes)), tuple(values.items()))
 
 
 def check_slots(lease: Records, rows: mx.array) -> None:
@@ -100,7 +99,7 @@ def _run(x: mx.array, lease: Records, rows: mx.array, layout: RecordLayout, weig
         [act, lease.records, lease.slot_of, rows, weights],
         second.template,
         (second.threadgroups, tokens, 1),
-        SIMDGROUPS,
+        choices,
         [(shape, mx.float32)],
     )[0]
 
@@ -131,7 +130,8 @@ def matrix_fits(matrix: Matrix) -> bool:
 def _supports(x: mx.array, lease: Records, rows: mx.array, *rest: object) -> bool:
     layout = rest[-1]
     assert isinstance(layout, RecordLayout)
-    return matrix_fits(layout.gate_up) and matrix_fits(layout.down) and staged_bytes(layout.hidden) <= THREADGROUP_BYTES
+    packed = matrix_fits(layout.gate_up) and matrix_fits(layout.down)
+    return packed and rows.shape[1] <= SIMD_WIDTH and staged_bytes(layout.hidden) <= THREADGROUP_BYTES
 
 
 register("expert_contributions", "gpu", _contributions, _supports)

@@ -26,6 +26,8 @@ TILE = 32
 TILE_SIMDGROUPS = 4
 SIMDGROUPS = 8
 CHUNKS_IN_FLIGHT = 4
+# Numbers of x that a lane keeps in registers.
+HELD = 64
 # Enough threadgroups to fill a large GPU; beyond that each takes more rows and stages x once for all of them.
 THREADGROUPS = 1024
 
@@ -39,21 +41,19 @@ def _matvec(rows: int, cols: int, bits: int, group: int, stored: mx.Dtype, scale
     while 2 * a_lane * chunks // lanes <= CHUNKS_IN_FLIGHT and rows >= 2 * a_lane * tile * THREADGROUPS // 2:
         a_lane *= 2
     tiles = -(-rows // (tile * a_lane))
-    repeats = -(-tiles // THREADGROUPS)
     template = (
         ("O", out),
         ("W", stored),
         ("S", scale),
-        ("N", rows),
         ("COLS", cols),
         ("BITS", bits),
         ("GROUP", group),
         ("LANES", lanes),
         ("ROWS", a_lane),
-        ("TILES", repeats),
+        ("HOLD", a_lane > 1 and cols // lanes <= HELD),
         ("SIMDS", SIMDGROUPS),
     )
-    return Geometry(-(-tiles // repeats), template)
+    return Geometry(min(tiles, THREADGROUPS), template)
 
 
 def _stored(w: Weight) -> tuple[list[mx.array], int, int]:
@@ -81,7 +81,6 @@ def multiply_tiles(x: mx.array, w: Weight, out: mx.Dtype) -> mx.array:
     template = (
         ("O", out),
         ("W", w.weight.dtype),
-        ("N", w.rows),
         ("COLS", x.shape[1]),
         ("BITS", bits),
         ("GROUP", group),

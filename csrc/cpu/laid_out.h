@@ -49,6 +49,23 @@ static inline float largest_magnitude(const T* x, int64_t count) {
   return largest(most) + sum(poison);
 }
 
+// 128 integers as balanced bytes.
+static inline void split_bytes(const int32_t* whole, FixedBlock* block) {
+  for (int limb = 0; limb < 3; ++limb) {
+    int8_t bytes[128];
+    for (int i = 0; i < 128; ++i) {
+      const int32_t above = (whole[i] + 128) >> 8;
+      bytes[i] = static_cast<int8_t>(limb == 2 ? whole[i] : limb == 1 ? above : (above + 128) >> 8);
+    }
+    uint16_t pairs[64];
+    std::memcpy(pairs, bytes, sizeof pairs);
+    for (int i = 0; i < 64; ++i) {
+      block->even[limb][i] = static_cast<int8_t>(pairs[i]);
+      block->odd[limb][i] = static_cast<int8_t>(pairs[i] >> 8);
+    }
+  }
+}
+
 template <class T>
 static inline void lay_out_fixed(const Matrix& m, const T* x, uint8_t* row) {
   const float unit = fixed_unit(largest_magnitude(x, m.cols));
@@ -59,22 +76,18 @@ static inline void lay_out_fixed(const Matrix& m, const T* x, uint8_t* row) {
   for (int64_t g = m.groups(); g < padded_groups(m); ++g) sums[g] = 0.0f;
   for (int64_t from = 0; from < m.cols; from += 128, ++block) {
     const int count = static_cast<int>(m.cols - from < 128 ? m.cols - from : 128);
-    alignas(64) int32_t whole[128];
-    for (int i = 0; i < count; i += 16) store(whole + i, unit > 0 ? load(x + from + i) * scale : splat(0.0f));
-    for (int i = count; i < 128; ++i) whole[i] = 0;
+    alignas(64) int32_t whole[128] = {};
+    if (unit > 0)
+      for (int i = 0; i < count; i += 16) store(whole + i, load(x + from + i) * scale);
     for (int g = 0; g < count; g += m.group) {
+      int32_t part[16] = {};
+      for (int i = g; i < g + m.group; i += 16)
+        for (int lane = 0; lane < 16; ++lane) part[lane] += whole[i + lane];
       int32_t sum = 0;
-      for (int i = g; i < g + m.group; ++i) sum += whole[i];
-      sums[(from + g) / m.group] = static_cast<float>(sum);
+      for (int lane = 0; lane < 16; ++lane) sum += part[lane];
+      *sums++ = static_cast<float>(sum);
     }
-    for (int limb = 2; limb >= 0; --limb)
-      for (int i = 0; i < 64; ++i) {
-        const int8_t even = static_cast<int8_t>(whole[2 * i]), odd = static_cast<int8_t>(whole[2 * i + 1]);
-        block->even[limb][i] = even;
-        block->odd[limb][i] = odd;
-        whole[2 * i] = (whole[2 * i] - even) >> 8;
-        whole[2 * i + 1] = (whole[2 * i + 1] - odd) >> 8;
-      }
+    split_bytes(whole, block);
   }
 }
 

@@ -11,13 +11,13 @@ namespace ttd::TTD_ISA {
 // out [tokens][block_rows].
 static inline void multiply(const Matrix& m, int64_t first, int rows, const uint8_t* const* x, int tokens, float* out) {
   if (m.format != Format::int4)
-    with_codes(m, [&]<class Codes>(Codes) { multiply_floats<Codes>(m, first, rows, x, tokens, out); });
-  else if (m.group == 32)
-    multiply_int4<32>(m, first, rows, x, tokens, out);
-  else if (m.group == 64)
-    multiply_int4<64>(m, first, rows, x, tokens, out);
-  else
-    multiply_int4<128>(m, first, rows, x, tokens, out);
+    return with_codes(m, [&]<class Codes>(Codes) { multiply_floats<Codes>(m, first, rows, x, tokens, out); });
+  with_type(m.type, [&](auto* type) {
+    using S = std::remove_pointer_t<decltype(type)>;
+    if (m.group == 32) multiply_int4<32, S>(m, first, rows, x, tokens, out);
+    if (m.group == 64) multiply_int4<64, S>(m, first, rows, x, tokens, out);
+    if (m.group == 128) multiply_int4<128, S>(m, first, rows, x, tokens, out);
+  });
 }
 
 }  // namespace ttd::TTD_ISA

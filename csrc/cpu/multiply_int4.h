@@ -7,46 +7,56 @@
 
 namespace ttd::TTD_ISA {
 
-static inline Floats load_scales(const Matrix& m, const void* from, int64_t index, int count) {
-  Floats out = splat(0.0f);
-  with_type(m.type, [&](auto* type) {
-    const auto* p = static_cast<decltype(type)>(const_cast<void*>(from)) + index;
-    out = count >= 16 ? load(p) : load_some(p, count);
-  });
-  return out;
+template <class S>
+static inline Floats load_scales(const void* from, int64_t index, int count) {
+  const S* p = static_cast<const S*>(from) + index;
+  return count >= 16 ? load(p) : load_some(p, count);
 }
 
-// R rows of m from `first` times T rows of activations, to out[t * block_rows + r].
-template <int group, int R, int T>
-static inline void multiply_codes(const Matrix& m, int64_t first, const FixedRow* x, float* out) {
+// R rows of m from `first` times T rows of activations, to out[t * block_rows + r]. S is the type of scales.
+template <int group, class S, int R, int T>
+[[gnu::always_inline]] static inline void multiply_codes(const Matrix& m, int64_t first, const FixedRow* x, float* out) {
   constexpr int blocks = 16 * group / 128;  // in which sixteen groups lie
-  const auto* codes = static_cast<const uint8_t*>(m.codes) + first * m.row_bytes();
+  const int64_t groups = m.cols / group, row_bytes = m.cols / 2;
+  const auto* codes = static_cast<const uint8_t*>(m.codes) + first * row_bytes;
+  const FixedBlock* block[T];
+  const float* sums[T];
   Floats lanes[T][R];
-  for (int t = 0; t < T; ++t)
+  for (int t = 0; t < T; ++t) {
+    block[t] = x[t].blocks;
+    sums[t] = x[t].sums;
     for (int r = 0; r < R; ++r) lanes[t][r] = splat(0.0f);
+  }
 
-  for (int64_t g = 0; g < m.groups(); g += 16) {
-    const int some = m.groups() - g < 16 ? static_cast<int>(m.groups() - g) : 16;
+  for (int64_t g = 0; g < groups; g += 16) {
+    const int some = groups - g < 16 ? static_cast<int>(groups - g) : 16;
     Scales scales[R];
     for (int r = 0; r < R; ++r) {
-      const int64_t at = (first + r) * m.groups() + g;
-      scales[r] = keep(load_scales(m, m.scales, at, some));
-      const Floats bias = load_scales(m, m.biases, at, some);
-      for (int t = 0; t < T; ++t) lanes[t][r] = fma(bias, load(x[t].sums + g), lanes[t][r]);
+      const int64_t at = (first + r) * groups + g;
+      scales[r] = keep(load_scales<S>(m.scales, at, some));
+      const Floats bias = load_scales<S>(m.biases, at, some);
+      for (int t = 0; t < T; ++t) lanes[t][r] = fma(bias, load(sums[t] + g), lanes[t][r]);
     }
-    const int64_t first_block = g * group / 128;
-    for (int b = 0; b < blocks && 128 * b < some * group; ++b) {
-      const int bytes = some * group - 128 * b < 128 ? (some * group - 128 * b) / 2 : 64;
+    const int64_t start = g * group / 128;
+    const int columns = some * group;
+    const auto add_block = [&](int b, auto whole) __attribute__((always_inline)) {
       Nibbles at[R];
       Floats scale[R];
       for (int r = 0; r < R; ++r) {
-        const uint8_t* from = codes + r * m.row_bytes() + (first_block + b) * 64;
-        at[r] = bytes == 64 ? nibbles(from) : some_nibbles(from, bytes);
+        const uint8_t* from = codes + r * row_bytes + (start + b) * 64;
+        read_ahead(from);
+        at[r] = whole ? nibbles(from) : some_nibbles(from, (columns - 128 * b) / 2);
         scale[r] = spread<group>(scales[r], b);
       }
-      for (int t = 0; t < T; ++t)
-        for (int r = 0; r < R; ++r) lanes[t][r] = fma(dot(at[r], x[t].blocks[first_block + b]), scale[r], lanes[t][r]);
-    }
+      for (int t = 0; t < T; ++t) {
+        Floats products[R];
+        dot<R>(at, block[t][start + b], products);
+        for (int r = 0; r < R; ++r) lanes[t][r] = fma(products[r], scale[r], lanes[t][r]);
+      }
+    };
+    int b = 0;
+    for (; b < blocks && 128 * (b + 1) <= columns; ++b) add_block(b, std::true_type());
+    if (b < blocks && 128 * b < columns) add_block(b, std::false_type());
   }
   for (int t = 0; t < T; ++t) {
     sum_rows<R>(lanes[t], out + t * block_rows);
@@ -54,19 +64,19 @@ static inline void multiply_codes(const Matrix& m, int64_t first, const FixedRow
   }
 }
 
-template <int group>
+template <int group, class S>
 static inline void multiply_int4(const Matrix& m, int64_t first, int rows, const uint8_t* const* x, int tokens, float* out) {
   FixedRow fixed[block_tokens];
   for (int t = 0; t < tokens; ++t) fixed[t] = fixed_row(m, x[t]);
   if (tokens == 1) {
-    over_tiles<int4_rows>(rows, [&](int row, auto R) { multiply_codes<group, R, 1>(m, first + row, fixed, out + row); });
+    over_tiles<int4_rows>(rows, [&](int row, auto R) { multiply_codes<group, S, R, 1>(m, first + row, fixed, out + row); });
     return;
   }
   for (int token = 0; token < tokens; token += int4_tokens) {
     const int some = tokens - token < int4_tokens ? tokens - token : int4_tokens;
-    over_tiles<int4_rows_of_many>(rows, [&](int row, auto R) {
-      with_constant<int4_tokens>(some, [&](auto T) {
-        multiply_codes<group, R, T>(m, first + row, fixed + token, out + token * block_rows + row);
+    with_constant<int4_tokens>(some, [&](auto T) {
+      over_tiles<int4_rows_of_many>(rows, [&](int row, auto R) {
+        multiply_codes<group, S, R, T>(m, first + row, fixed + token, out + token * block_rows + row);
       });
     });
   }

@@ -147,6 +147,11 @@ static inline Floats dot(const Nibbles& codes, const FixedBlock& x) {
   return {half(0), half(1)};
 }
 
+template <int R>
+static inline void dot(const Nibbles* codes, const FixedBlock& x, Floats* out) {
+  for (int r = 0; r < R; ++r) out[r] = dot(codes[r], x);
+}
+
 // Sixteen groups' scales, and each lane's own within block b of 128 columns.
 struct Scales {
   float at[16];

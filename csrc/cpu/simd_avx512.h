@@ -88,15 +88,20 @@ static inline Nibbles some_nibbles(const uint8_t* p, int bytes) {
   return split(_mm512_maskz_loadu_epi8(~0ull >> (64 - bytes), p));
 }
 
-// Sums of code times activation over each lane's eight codes, exact until they become floats.
-static inline Floats dot(const Nibbles& codes, const FixedBlock& x) {
-  __m512i total = _mm512_setzero_si512();
+// For each of R rows of codes: sums of code times activation over each lane's eight codes, exact until they become
+// floats. The rows' chains of additions run side by side.
+template <int R>
+static inline void dot(const Nibbles* codes, const FixedBlock& x, Floats* out) {
+  __m512i total[R];
+  for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_si512();
   for (int limb = 0; limb < 3; ++limb) {
-    if (limb > 0) total = _mm512_slli_epi32(total, 8);
-    total = _mm512_dpbusd_epi32(total, codes.low, _mm512_load_si512(x.even[limb]));
-    total = _mm512_dpbusd_epi32(total, codes.high, _mm512_load_si512(x.odd[limb]));
+    const __m512i even = _mm512_load_si512(x.even[limb]), odd = _mm512_load_si512(x.odd[limb]);
+    for (int r = 0; r < R; ++r) total[r] = _mm512_dpbusd_epi32(total[r], codes[r].low, even);
+    for (int r = 0; r < R; ++r) total[r] = _mm512_dpbusd_epi32(total[r], codes[r].high, odd);
+    if (limb < 2)
+      for (int r = 0; r < R; ++r) total[r] = _mm512_slli_epi32(total[r], 8);
   }
-  return {_mm512_cvtepi32_ps(total)};
+  for (int r = 0; r < R; ++r) out[r] = {_mm512_cvtepi32_ps(total[r])};
 }
 
 // Sixteen groups' scales, and each lane's own within block b of 128 columns.

@@ -145,6 +145,11 @@ static inline Floats dot(const Nibbles& codes, const FixedBlock& x) {
   return each([&](int i) { return static_cast<float>(total[i]); });
 }
 
+template <int R>
+static inline void dot(const Nibbles* codes, const FixedBlock& x, Floats* out) {
+  for (int r = 0; r < R; ++r) out[r] = dot(codes[r], x);
+}
+
 // Sixteen groups' scales, and each lane's own within block b of 128 columns.
 using Scales = Floats;
 template <int group>

@@ -1,7 +1,7 @@
 """Eviction policies on a recorded routing trace, beside Belady's optimum: `python -m benchmarks.policies TRACE`.
 
-TRACE is a directory that `mlx-ttd trace` wrote. For each number of slots a layer: hit rates of every policy with slots kept
-per layer and in one shared pool, and the best that any policy could reach; then working sets and reuse distances.
+TRACE is a directory that `mlx-ttd trace` wrote. For each number of slots a layer: hit rates of every policy with slots
+kept per layer and in one shared pool, and the best that any policy could reach; then working sets and reuse distances.
 """
 
 from __future__ import annotations

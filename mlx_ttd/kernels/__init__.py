@@ -6,6 +6,7 @@ from . import (
     gpu_experts,
     gpu_gated_delta,
     gpu_linear,
+    gpu_norms,
     gpu_router,
     native_experts,
     native_linear,
@@ -15,6 +16,7 @@ from .backend import Mode, chosen, device_kind, forced, set_backend, used
 from .bank import bank_write
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .gated_delta import GatedDelta, gated_delta
+from .gates import sigmoid_scaled, swiglu
 from .linear import BLOCK, head, linear
 from .native import native_status
 from .norms import gated_rms_norm, norm_rope, rms_norm
@@ -46,5 +48,7 @@ __all__ = [
     "rms_norm",
     "router",
     "set_backend",
+    "sigmoid_scaled",
+    "swiglu",
     "used",
 ]

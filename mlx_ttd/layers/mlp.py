@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from .. import kernels
 from ..kernels import Mode
 from .weights import ResidentWeights
 
@@ -17,5 +18,4 @@ class SwiGLU(nn.Module):
         self.down = weights.linear(prefix + "down")
 
     def __call__(self, x: mx.array, mode: Mode) -> mx.array:
-        gate = self.gate(x, mode)
-        return self.down(gate * mx.sigmoid(gate) * self.up(x, mode), mode)
+        return self.down(kernels.swiglu(self.gate(x, mode), self.up(x, mode)), mode)

@@ -88,7 +88,7 @@ class MoE(nn.Module):
 
     def shared_output(self, x: mx.array, mode: Mode) -> mx.array:
         """The gated shared expert, f32 [T, H]."""
-        shared = mx.sigmoid(self.shared_scale(x, mode).astype(mx.float32)) * self.shared(x, mode).astype(mx.float32)
+        shared = kernels.sigmoid_scaled(self.shared_scale(x, mode), self.shared(x, mode))
         note(self.layer, "shared", shared)
         return shared
 

@@ -1,0 +1,29 @@
+"""Products with a gate: SwiGLU (Shazeer 2020), and the sigmoid that scales the shared expert."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from .backend import register, run
+
+
+def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    return gate * mx.sigmoid(gate) * up
+
+
+def _sigmoid_scaled(scale: mx.array, x: mx.array) -> mx.array:
+    return mx.sigmoid(scale.astype(mx.float32)) * x.astype(mx.float32)
+
+
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """silu(gate) * up, both [T, n], in their dtype."""
+    return run("swiglu", gate, up)
+
+
+def sigmoid_scaled(scale: mx.array, x: mx.array) -> mx.array:
+    """sigmoid(scale [T, 1]) * x [T, H], f32."""
+    return run("sigmoid_scaled", scale, x)
+
+
+register("swiglu", "reference", _swiglu)
+register("sigmoid_scaled", "reference", _sigmoid_scaled)

@@ -1,0 +1,63 @@
+"""Norms and gates on a GPU, one launch each."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mlx.core as mx
+
+from .backend import register
+from .gpu import FLOATS, SIMD_WIDTH, Text, launch, require_dtype
+
+HEADERS = ("packed_rows.h", "scalar_maths.h", "row_sum.h")
+RMS_NORM = Text("rms_norm", ("x", "w", "eps"), ("out",), HEADERS)
+GATED_RMS_NORM = Text("gated_rms_norm", ("x", "z", "w", "eps"), ("out",), HEADERS)
+SWIGLU = Text("swiglu", ("gate", "up"), ("out",), ("scalar_maths.h",))
+SIGMOID_SCALED = Text("sigmoid_scaled", ("scale", "x"), ("out",))
+SIMDGROUPS = 8
+THREADS = SIMDGROUPS * SIMD_WIDTH
+
+
+@cache
+def _eps(value: float) -> mx.array:
+    return mx.full((8,), value)
+
+
+def _rms_norm(x: mx.array, w: mx.array, eps: float) -> mx.array:
+    require_dtype("rms_norm", "x", x, *FLOATS)
+    require_dtype("rms_norm", "w", w, mx.float32)
+    width = x.shape[-1]
+    template = (("T", x.dtype), ("WIDTH", width), ("SIMDS", SIMDGROUPS))
+    return launch(RMS_NORM, [x, w, _eps(eps)], template, (x.size // width, 1, 1), SIMDGROUPS, [(x.shape, x.dtype)])[0]
+
+
+def _gated_rms_norm(x: mx.array, z: mx.array, w: mx.array, eps: float) -> mx.array:
+    require_dtype("gated_rms_norm", "x", x, mx.float32)
+    require_dtype("gated_rms_norm", "z", z, *FLOATS)
+    require_dtype("gated_rms_norm", "w", w, mx.float32)
+    template = (("T", z.dtype), ("WIDTH", z.shape[2]), ("SIMDS", SIMDGROUPS))
+    groups = -(-z.shape[0] * z.shape[1] // SIMDGROUPS)
+    return launch(GATED_RMS_NORM, [x, z, w, _eps(eps)], template, (groups, 1, 1), SIMDGROUPS, [(z.shape, z.dtype)])[0]
+
+
+def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    require_dtype("swiglu", "gate", gate, *FLOATS)
+    require_dtype("swiglu", "up", up, gate.dtype)
+    template = (("T", gate.dtype), ("THREADS", THREADS))
+    return launch(SWIGLU, [gate, up], template, (-(-gate.size // THREADS), 1, 1), SIMDGROUPS, [(gate.shape, gate.dtype)])[
+        0
+    ]
+
+
+def _sigmoid_scaled(scale: mx.array, x: mx.array) -> mx.array:
+    require_dtype("sigmoid_scaled", "x", x, *FLOATS)
+    rows, width = x.shape
+    template = (("WIDTH", width), ("THREADS", THREADS))
+    groups = (-(-width // THREADS), rows, 1)
+    return launch(SIGMOID_SCALED, [scale, x], template, groups, SIMDGROUPS, [(x.shape, mx.float32)])[0]
+
+
+register("rms_norm", "gpu", _rms_norm)
+register("gated_rms_norm", "gpu", _gated_rms_norm, lambda x, z, w, eps: z.shape[2] % SIMD_WIDTH == 0)
+register("swiglu", "gpu", _swiglu, lambda gate, up: gate.ndim == 2)
+register("sigmoid_scaled", "gpu", _sigmoid_scaled)

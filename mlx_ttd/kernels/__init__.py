@@ -17,6 +17,7 @@ from .bank import bank_write
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .gated_delta import GatedDelta, gated_delta
 from .gates import sigmoid_scaled, swiglu
+from .host import to_host
 from .linear import BLOCK, head, linear
 from .native import native_status
 from .norms import gated_rms_norm, norm_rope, rms_norm
@@ -50,5 +51,6 @@ __all__ = [
     "set_backend",
     "sigmoid_scaled",
     "swiglu",
+    "to_host",
     "used",
 ]

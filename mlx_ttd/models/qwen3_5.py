@@ -17,6 +17,10 @@ from ..observe import MODEL, note
 from ..spec import FULL, ModelSpec
 from ..state import LayerState, new_state
 from ..streaming import EmbeddingRows, ExpertProvider
+from .resident_step import ResidentStep
+
+# A GPU starts on these layers while the host prepares the next.
+LAYERS_A_SUBMISSION = 4
 
 
 def blocks(offset: int, rows: int) -> list[tuple[int, int]]:
@@ -41,24 +45,27 @@ class DecoderLayer(nn.Module):
             self.mlp: nn.Module = SwiGLU(weights, prefix + "mlp.")
         else:
             self.mlp = MoE(spec, weights, prefix, provider, layer)
+        self._resident_step = ResidentStep(self)
 
     def __call__(self, x: mx.array, state: LayerState, mode: Mode) -> mx.array:
         """x [T, H] in, [T, H] out; `state` moves on by T."""
         if mode == "prefill":
             return self._prefill(x, state)
-        x = self._mix(x, state, mode)
-        x = x + self._feed_forward(self._post_normed(x), mode)
+        if mode == "decode" and (out := self._resident_step(x, state)) is not None:
+            return out
+        x = self.mix(x, state, mode)
+        x = x + self._feed_forward(self.post_normed(x), mode)
         note(self.index, "hidden", x)
         return x
 
-    def _mix(self, x: mx.array, state: LayerState, mode: Mode) -> mx.array:
+    def mix(self, x: mx.array, state: LayerState, mode: Mode) -> mx.array:
         normed = kernels.rms_norm(x, self.input_norm, self.eps)
         note(self.index, "input_norm", normed)
         mixed = self.mixer(normed, state, mode)
         note(self.index, self.kind, mixed)
         return x + mixed
 
-    def _post_normed(self, x: mx.array) -> mx.array:
+    def post_normed(self, x: mx.array) -> mx.array:
         normed = kernels.rms_norm(x, self.post_norm, self.eps)
         note(self.index, "post_norm", normed)
         return normed
@@ -74,8 +81,8 @@ class DecoderLayer(nn.Module):
         mode: Mode = "prefill"
         mixed, normed, shared, ids, weights = [], [], [], [], []
         for start, stop in blocks(state.offset, x.shape[0]):
-            rows = self._mix(x[start:stop], state, mode)
-            inner = self._post_normed(rows)
+            rows = self.mix(x[start:stop], state, mode)
+            inner = self.post_normed(rows)
             if isinstance(self.mlp, MoE):
                 chosen, weight = self.mlp.route(inner, mode)
                 shared.append(self.mlp.shared_output(inner, mode))
@@ -140,6 +147,8 @@ class Model(nn.Module):
         """Rows after the last layer, before the final norm: [T, H] from embeddings x [T, H]."""
         for layer, layer_state in zip(self.layers, state, strict=True):
             x = layer(x, layer_state, mode)
+            if layer.index % LAYERS_A_SUBMISSION == LAYERS_A_SUBMISSION - 1 and kernels.device_kind() != "cpu":
+                mx.async_eval(x)
         return x
 
     def logits(self, x: mx.array, mode: Mode, window: tuple[int, int] | None = None) -> mx.array:
@@ -159,5 +168,5 @@ class Model(nn.Module):
         if mode is None:
             mode = "decode" if inputs.shape[1] == 1 else "prefill"
         state = self.make_cache() if cache is None else cache
-        hidden = self.hidden_states(self.embed(np.array(inputs[0])), state, mode)
+        hidden = self.hidden_states(self.embed(kernels.to_host(inputs[0])), state, mode)
         return self.logits(hidden, mode)[None]

@@ -44,9 +44,8 @@ def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
     require_dtype("swiglu", "gate", gate, *FLOATS)
     require_dtype("swiglu", "up", up, gate.dtype)
     template = (("T", gate.dtype), ("THREADS", THREADS))
-    return launch(SWIGLU, [gate, up], template, (-(-gate.size // THREADS), 1, 1), SIMDGROUPS, [(gate.shape, gate.dtype)])[
-        0
-    ]
+    groups = (-(-gate.size // THREADS), 1, 1)
+    return launch(SWIGLU, [gate, up], template, groups, SIMDGROUPS, [(gate.shape, gate.dtype)])[0]
 
 
 def _sigmoid_scaled(scale: mx.array, x: mx.array) -> mx.array:

@@ -3,7 +3,7 @@
 from .counters import Counters
 from .diff import Difference, first_difference, incomparable
 from .machine import MachineState, machine_state
-from .probe import MODEL, note, probing
+from .probe import MODEL, note, probing, watched
 from .profile import Profile
 from .trace import Recorder, Trace, load_trace
 
@@ -21,4 +21,5 @@ __all__ = [
     "machine_state",
     "note",
     "probing",
+    "watched",
 ]

@@ -26,6 +26,11 @@ def note(layer: int, name: str, *arrays: mx.array) -> None:
         probe.note(layer, name, arrays)
 
 
+def watched() -> bool:
+    """Whether a probe is listening."""
+    return bool(_probes)
+
+
 @contextmanager
 def probing(probe: Probe) -> Iterator[None]:
     """Let `probe` watch this process's runs for the length of a with block."""

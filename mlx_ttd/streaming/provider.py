@@ -159,14 +159,24 @@ class ExpertProvider:
 
     def resident(self, layer: int, ids: mx.array) -> Lease | None:
         """A lease on the whole layer, without reading `ids` back, if all its experts are in memory; else None."""
+        lease = self.whole(layer)
+        if lease is not None:
+            self.count_later(layer, ids)
+        return lease
+
+    def whole(self, layer: int) -> Lease | None:
+        """A lease on every expert of `layer` if all are in memory; else None."""
         bank = self.banks[layer]
         if not bank.everything_resident:
             return None
         if bank.full_table is None:
             bank.full_table = mx.array(bank.slot_of)
-        self._unread_ids.append((layer, ids))
         assert bank.records is not None
         return Lease(bank.records, bank.full_table, lambda after: None, np.arange(bank.experts))
+
+    def count_later(self, layer: int, ids: mx.array) -> None:
+        """Let the next `settle` count the choices `ids`, so that no step waits for them."""
+        self._unread_ids.append((layer, ids))
 
     def settle(self) -> None:
         """Count the choices of steps that were never read back, and finish released leases."""

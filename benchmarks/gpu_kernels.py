@@ -47,17 +47,26 @@ def random_weight(rows: int, cols: int, bits: int, key: int, dtype: mx.Dtype = m
     )
 
 
+def random_records(layout: RecordLayout, slots: int, key: int) -> mx.array:
+    """A bank of random experts, made on the device: records uint8 [slots, stride]."""
+    parts = []
+    for offset, matrix in enumerate((layout.gate_up, layout.down)):
+        w = random_weight(slots * matrix.rows, matrix.cols, matrix.bits, 2 * key + offset)
+        for array, start in ((w.weight, matrix.codes), (w.scales, matrix.scales), (w.biases, matrix.biases)):
+            assert array is not None
+            data = array.view(mx.uint8).reshape(slots, -1)
+            parts.append(mx.zeros((slots, start - sum(p.shape[1] for p in parts)), mx.uint8))
+            parts.append(data)
+    parts.append(mx.zeros((slots, layout.stride - sum(p.shape[1] for p in parts)), mx.uint8))
+    records = mx.concatenate(parts, axis=1)
+    mx.eval(records)
+    return records
+
+
 def random_lease(layout: RecordLayout, slots: int, key: int) -> SimpleNamespace:
     """A bank of random experts, expert e in slot slots - 1 - e."""
-    records = np.zeros((slots, layout.stride), np.uint8)
-    for offset, matrix in enumerate((layout.gate_up, layout.down)):
-        w = random_weight(slots * matrix.rows, matrix.cols, matrix.bits, key + offset)
-        parts = ((w.weight, matrix.codes), (w.scales, matrix.scales), (w.biases, matrix.biases))
-        for array, start in parts:
-            data = np.array(array.view(mx.uint8)).reshape(slots, -1)
-            records[:, start : start + data.shape[1]] = data
     slot_of = mx.array(np.arange(slots, dtype=np.int32)[::-1].copy())
-    return SimpleNamespace(records=mx.array(records), slot_of=slot_of, outputs=deque(maxlen=1))
+    return SimpleNamespace(records=random_records(layout, slots, key), slot_of=slot_of, outputs=deque(maxlen=1))
 
 
 def random_rows(calls: int, experts: int, key: int) -> list[mx.array]:
@@ -176,9 +185,21 @@ def checks() -> dict[str, tuple[float, str]]:
     for name, call in calls.items():
         with kernels.forced("gpu"):
             got = call()
-        with kernels.forced("reference"):
+        mx.eval(got)
+        # CUDA has no float32 gather_qmm, so the references run on the CPU.
+        with kernels.forced("reference"), mx.stream(mx.cpu):
             results[name] = (worst(got, call()), digest(got))
     return results
+
+
+def machine() -> dict[str, str]:
+    """What the figures were taken on."""
+    return {
+        "device": str(mx.device_info().get("device_name", "unknown")),
+        "system": platform.platform(),
+        "mlx": version("mlx"),
+        "date": date.today().isoformat(),
+    }
 
 
 def main() -> None:
@@ -186,13 +207,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     mx.set_default_device(mx.gpu)
-    machine = {
-        "device": str(mx.device_info().get("device_name", "unknown")),
-        "system": platform.platform(),
-        "mlx": version("mlx"),
-        "date": date.today().isoformat(),
-    }
-    print(machine)
+    print(machine())
     results: dict[str, float] = {}
     for name, (difference, value) in checks().items():
         print(f"{name:22} {difference:9.1e} {value}")
@@ -230,7 +245,7 @@ def main() -> None:
         if rows >= cols:
             report(f"linear_{cols}_{rows}", matrix_arms(w, False), w[0].nbytes, 0.0)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/*.md")])
 FENCE = re.compile(r"(?:<!-- not run: (?P<reason>.+?) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+NAME = re.compile(r"(?<![\w./])mlx_ttd(?:\.[A-Za-z_]\w*)+")
 UNIT = r"tok/s|tokens/s|[KMG]B/s|bits per byte|bits/byte|%|x\b|×|ms|µs|us\b"
 FIGURE = re.compile(rf"(?<![\w.,])(?P<number>\d[\d,]*(?:\.\d+)?)\s?(?P<unit>{UNIT})")
 
@@ -56,6 +57,11 @@ def flags_named() -> dict[str, set[str]]:
         for flag in FLAG.findall(text):
             named.setdefault(flag, set()).add(path.relative_to(ROOT).as_posix())
     return named
+
+
+def names_given() -> set[str]:
+    """Each dotted name of the package that a document gives."""
+    return {name for path in DOCUMENTS for name in NAME.findall(path.read_text())}
 
 
 def flags_of_scripts() -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from documents import ROOT, Block, blocks, figures, flags_named, flags_of_scripts
+from documents import ROOT, Block, blocks, figures, flags_named, flags_of_scripts, names_given
 
 from mlx_ttd.cli import app
 
@@ -94,6 +95,11 @@ def test_each_flag_named_in_a_document_or_docstring_exists():
     unknown = {flag: sorted(where) for flag, where in flags_named().items() if flag not in known}
     unknown = {flag: where for flag, where in unknown.items() if flag not in flags_of_scripts() | FOREIGN}
     assert unknown == {}
+
+
+@pytest.mark.parametrize("name", sorted(names_given()))
+def test_each_name_of_the_package_exists(name):
+    assert pkgutil.resolve_name(name) is not None
 
 
 def results() -> dict[str, dict]:

@@ -49,7 +49,7 @@ DIAGNOSED = [
     *("-mllvm", "-tsan-instrument-read-before-write", "-ftrivial-auto-var-init=pattern"),
     *(f"-fsanitize={CHECKS}", "-fsanitize-recover=all"),
 ]
-RUNTIME = ["-x", "c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+RUNTIME = ["-x", "c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ThreadgroupArray:
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel compiled: the library, the offsets of its entry and its threadgroup arrays, and the end of its constants."""
+    """A kernel compiled: the library, the offsets of its entry and its threadgroup arrays, and its constants' end."""
 
     library: Path
     entry: int
@@ -82,7 +82,7 @@ class Program:
 
 @cache
 def find_compiler() -> Compiler | None:
-    """TTD_CLANG, else a clang of 19 or later on the path, else ziglang's; None where there is none."""
+    """TTD_CLANG (a command, or ziglang), else a clang of 19 or later on the path, else ziglang's, else None."""
     named = os.environ.get("TTD_CLANG")
     candidates = [named] if named else [f"clang-{n}" for n in range(19, 25)]
     for name in candidates:
@@ -96,12 +96,13 @@ def find_compiler() -> Compiler | None:
 
 def why_not() -> str | None:
     """Why kernels cannot be simulated on this machine, or None where they can."""
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        return "needs Linux on x86-64"
-    if find_compiler() is None:
-        return "needs clang 19 or later, or ziglang"
-    missing = [tool for tool in ("addr2line", "nm") if not shutil.which(tool)]
-    return f"needs {' and '.join(missing)} of binutils" if missing else None
+    if platform.system() != "Linux":
+        return "needs Linux"
+    if platform.machine() != "x86_64":
+        return "needs x86-64"
+    if find_compiler() is None or not (shutil.which("addr2line") and shutil.which("nm")):
+        return "needs clang 19 or later, or ziglang, and binutils"
+    return None
 
 
 def _version(command: Sequence[str]) -> str:
@@ -124,9 +125,15 @@ def compiler() -> Compiler:
 
 
 def kept_as(*parts: str) -> Path:
-    """Where the cache keeps what comes of `parts` and this compiler."""
-    digest = hashlib.sha256("\0".join([compiler().version, *parts]).encode()).hexdigest()[:32]
-    return cache_folder() / digest
+    """Where the cache keeps what comes of `parts`."""
+    return cache_folder() / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def keep(path: Path, text: str) -> None:
+    """Writes a file so that no other process ever sees half of it."""
+    unfinished = path.with_suffix(f"{path.suffix}.{os.getpid()}")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 def call(command: Sequence[str], text: str | None = None) -> str:
@@ -146,7 +153,7 @@ def machine_flags() -> list[str]:
 def runtime() -> ctypes.CDLL:
     sources = [HERE / "runtime.cpp", HERE / "diag.cpp"]
     texts = [path.read_text() for path in (*sources, HERE / "runtime.hpp")]
-    library = kept_as(*texts, *RUNTIME).with_suffix(".so")
+    library = kept_as(compiler().version, *texts, *RUNTIME).with_suffix(".so")
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
             built = Path(folder) / "runtime.so"
@@ -172,7 +179,8 @@ def build(source: KernelSource, diagnosed: bool) -> Program:
     """The kernel compiled, fast or with every memory access reported to the runtime."""
     text = for_clang(source)
     flags = [*KERNEL, *machine_flags(), *(DIAGNOSED if diagnosed else FAST)]
-    library = kept_as(text, (HERE / "metal_stdlib").read_text(), runtime()._name, *flags).with_suffix(".so")
+    shim = (HERE / "metal_stdlib").read_text()
+    library = kept_as(compiler().version, text, shim, runtime()._name, *flags).with_suffix(".so")
     described = library.with_suffix(".json")
     if not described.exists():
         with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
@@ -182,9 +190,7 @@ def build(source: KernelSource, diagnosed: bool) -> Program:
             call([*compiler().cplusplus, "-shared", str(assembly), runtime()._name, "-lm", "-o", str(linked)])
             description = _describe(linked, source.name)
             linked.replace(library)
-            unfinished = Path(folder) / "description"
-            unfinished.write_text(json.dumps(description))
-            unfinished.replace(described)
+            keep(described, json.dumps(description))
     entry, arrays, end = json.loads(described.read_text())
     return Program(library, entry, tuple(ThreadgroupArray(*array) for array in arrays), end)
 

@@ -1,22 +1,16 @@
-"""CUDA kernels compiled by NVRTC as MLX would, without a GPU: same options, same headers, same text around the kernel."""
+"""`cuda_kernel` with the signature of mx.fast.cuda_kernel: compiles, without a GPU, the text that MLX would make."""
 
 from __future__ import annotations
 
-import ctypes
-import importlib.metadata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from .compile import cache_folder, kept_as
-from .errors import CompileError
+from .nvrtc import compile_ptx
 
-ARCHITECTURE = "sm_90"
 TYPES = {
     mx.bool_: "bool",
     mx.float16: "__half",
@@ -31,20 +25,6 @@ TYPES = {
     mx.uint32: "uint32_t",
     mx.uint64: "uint64_t",
 }
-# What kernels see of MLX's own header, which only its CUDA wheels hold.
-UTILS = """
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda/std/array>
-#include <cuda/std/limits>
-#include <cuda/std/tuple>
-#define MAX_NDIM 10
-#define WARP_SIZE 32
-namespace mlx::core::cu {
-using Shape = cuda::std::array<int32_t, MAX_NDIM>;
-using Strides = cuda::std::array<int64_t, MAX_NDIM>;
-}
-"""
 PREAMBLE = """
 #include "mlx/backend/cuda/device/utils.cuh"
 
@@ -81,94 +61,6 @@ def builds() -> Iterator[list[CudaBuild]]:
         yield log
     finally:
         _logs.remove(log)
-
-
-def why_not() -> str | None:
-    """Why CUDA kernels cannot be compiled on this machine, or None where they can."""
-    missing = [
-        package for package, file in PACKAGES.items() if not any((root / file).exists() for root in nvidia_folders())
-    ]
-    return f"needs {' and '.join(missing)} 13.0" if missing else None
-
-
-PACKAGES = {
-    "nvidia-cuda-nvrtc": "lib/libnvrtc.so.13",
-    "nvidia-cuda-runtime": "include/cuda_fp16.h",
-    "nvidia-cuda-cccl": "include/cccl/cuda/std/array",
-}
-
-
-def nvidia_folders() -> list[Path]:
-    found = []
-    for package in PACKAGES:
-        try:
-            found.append(Path(str(importlib.metadata.distribution(package).locate_file("nvidia/cu13"))))
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _find(file: str) -> Path:
-    return next(root / file for root in nvidia_folders() if (root / file).exists())
-
-
-@cache
-def _nvrtc() -> ctypes.CDLL:
-    library = _find(PACKAGES["nvidia-cuda-nvrtc"])
-    # NVRTC looks for this one by name alone, and so finds it loaded.
-    ctypes.CDLL(str(next(library.parent.glob("libnvrtc-builtins.so.13.*"))))
-    return ctypes.CDLL(str(library))
-
-
-def compile_ptx(text: str, name: str, *options: str) -> str:
-    """PTX of a CUDA text. CompileError with the compiler's log."""
-    include = _find(PACKAGES["nvidia-cuda-runtime"]).parent
-    arguments = [
-        f"--gpu-architecture={ARCHITECTURE}",
-        f"--include-path={_find(PACKAGES['nvidia-cuda-cccl']).parents[2]}",
-        f"--include-path={include}",
-        # Precompiled headers change the time (0.2 s for 1.6 s), not the code.
-        "--pch",
-        f"--pch-dir={cache_folder()}",
-        *options,
-    ]
-    kept = kept_as(text, UTILS, str(_nvrtc()._name), *options).with_suffix(".ptx")
-    if kept.exists():
-        return kept.read_text()
-    nvrtc, program = _nvrtc(), ctypes.c_void_p()
-    header, header_name = ctypes.c_char_p(UTILS.encode()), ctypes.c_char_p(b"mlx/backend/cuda/device/utils.cuh")
-    _checked(
-        nvrtc.nvrtcCreateProgram(
-            ctypes.byref(program),
-            text.encode(),
-            f"{name}.cu".encode(),
-            1,
-            ctypes.byref(header),
-            ctypes.byref(header_name),
-        )
-    )
-    try:
-        flags = (ctypes.c_char_p * len(arguments))(*[a.encode() for a in arguments])
-        if nvrtc.nvrtcCompileProgram(program, len(arguments), flags):
-            raise CompileError(_read(program, "ProgramLog"))
-        ptx = _read(program, "PTX")
-    finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    kept.write_text(ptx)
-    return ptx
-
-
-def _read(program: ctypes.c_void_p, what: str) -> str:
-    size = ctypes.c_size_t()
-    _checked(getattr(_nvrtc(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
-    text = ctypes.create_string_buffer(size.value)
-    _checked(getattr(_nvrtc(), f"nvrtcGet{what}")(program, text))
-    return text.value.decode()
-
-
-def _checked(status: int) -> None:
-    if status:
-        raise CompileError(f"NVRTC failed with status {status}.")
 
 
 def cuda_text(

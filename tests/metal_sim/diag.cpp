@@ -46,7 +46,8 @@ struct GroupInstances {
 struct Site {
   const void* site;
   uint32_t buffer, store, bytes, worst;
-  uint64_t instructions, asked, used, lines, distinct_bytes, distinct_lines;
+  uint64_t instructions, asked, used, lines;
+  const uint64_t* touched;  // a bit for each byte of the buffer
 };
 
 struct SiteState {
@@ -158,8 +159,8 @@ void note_lines(uint64_t address, uint64_t at, uint32_t buffer, uint32_t bytes, 
     auto& state = states[key];
     if (!state) {
       state = std::make_unique<SiteState>();
-      state->totals = {site, buffer, store, bytes, 0, 0, 0, 0, 0, 0, 0};
-      state->touched.resize(run.request->buffers[buffer].bytes / 64 + 2);
+      state->touched.resize((run.request->buffers[buffer].bytes + LINE - 1) / LINE * LINE / 64);
+      state->totals = {site, buffer, store, bytes, 0, 0, 0, 0, 0, state->touched.data()};
     }
     last = state.get();
     last_key = key;
@@ -233,16 +234,7 @@ void diagnose_threadgroup_end() {
 
 void diagnose_end() {
   diagnose_threadgroup_end();
-  for (auto& [key, state] : states) {
-    Site& site = state->totals;
-    for (size_t word = 0; word < state->touched.size(); word += 2) {
-      const uint64_t low = state->touched[word];
-      const uint64_t high = word + 1 < state->touched.size() ? state->touched[word + 1] : 0;
-      site.distinct_bytes += __builtin_popcountll(low) + __builtin_popcountll(high);
-      site.distinct_lines += (low | high) != 0;
-    }
-    sites.push_back(site);
-  }
+  for (auto& [key, state] : states) sites.push_back(state->totals);
 }
 
 #define SITE __builtin_return_address(0)
@@ -254,6 +246,7 @@ void diagnose_end() {
 #define OVERFLOW(name) \
   void __ubsan_handle_##name(void*, void*, void*) { report(SITE, "undefined: " #name); }
 
+#pragma GCC visibility push(default)
 extern "C" {
 const Report* msl_reports(uint64_t* count) {
   *count = reports.size();
@@ -288,3 +281,4 @@ OVERFLOW(shift_out_of_bounds)
 OVERFLOW(float_cast_overflow)
 OVERFLOW(out_of_bounds)
 }
+#pragma GCC visibility pop

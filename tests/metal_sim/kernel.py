@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .compile import HERE, build, kept_as, llvm
+from .compile import HERE, build, compiler, keep, kept_as, llvm
 from .errors import LaunchError, SourceError
 from .launch import Argument, Order, Schedule, array_of, bytes_of, launch
 from .lint import lint_sums, lint_text
@@ -136,13 +135,10 @@ class SimKernel:
 @cache
 def complaints(source: KernelSource) -> list[str]:
     """What is wrong with the text although clang takes it; see lint.py."""
-    kept = kept_as(source.text, *((HERE / name).read_text() for name in ("lint.py", "metal_stdlib"))).with_suffix(
-        ".lint"
-    )
+    texts = [(HERE / name).read_text() for name in ("lint.py", "metal_stdlib")]
+    kept = kept_as(compiler().version, source.text, *texts).with_suffix(".lint")
     if not kept.exists():
-        found = lint_text(source) or lint_sums(llvm(source))
-        kept.with_suffix(f".{os.getpid()}").write_text(json.dumps(found))
-        kept.with_suffix(f".{os.getpid()}").replace(kept)
+        keep(kept, json.dumps(lint_text(source) or lint_sums(llvm(source))))
     return json.loads(kept.read_text())
 
 
@@ -204,5 +200,5 @@ def _read_arguments(source: KernelSource, arrays: Sequence[mx.array]) -> list[Ar
         else:
             array = next(remaining)
             data = bytes_of(array)
-        arguments.append(Argument(parameter.name, data))
+        arguments.append(Argument(parameter.name, data, parameter.space))
     return arguments

@@ -15,7 +15,7 @@ import numpy as np
 
 from .compile import Program, runtime
 from .errors import LaunchError
-from .report import Findings, place, read_findings
+from .report import Findings, Region, place, read_findings
 
 Order = Literal["forward", "reverse", "shuffle"]
 ORDERS: tuple[Order, ...] = ("forward", "reverse", "shuffle")
@@ -69,6 +69,7 @@ class Argument:
 
     name: str
     data: np.ndarray
+    space: str = "device"
     written: bool = False
     initialised: bool = True
 
@@ -113,6 +114,8 @@ def launch(program: Program, arguments: Sequence[Argument], schedule: Schedule, 
             for a, pointer in zip(arguments, pointers, strict=True)
         ]
         buffers += [_Buffer(a.name.encode(), base + a.offset, a.bytes, True, True, False) for a in program.arrays]
+        regions = [Region(a.name, a.space, a.data.nbytes) for a in arguments]
+        regions += [Region(a.name, "threadgroup", a.bytes) for a in program.arrays]
         request = _Request(
             entry,
             (ctypes.c_void_p * len(pointers))(*pointers),
@@ -135,7 +138,7 @@ def launch(program: Program, arguments: Sequence[Argument], schedule: Schedule, 
         for argument, pointer in zip(arguments, pointers, strict=True):
             if argument.written:
                 argument.data = np.frombuffer(ctypes.string_at(pointer, argument.data.nbytes), np.uint8)
-        findings = read_findings(program, base, [b.name.decode() for b in buffers]) if diagnosed else Findings()
+        findings = read_findings(program, base, regions) if diagnosed else Findings()
         if failed and message.value:
             findings.reports.append(_explain(message.value.decode(), request, program, base))
         return findings

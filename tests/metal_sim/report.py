@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+import numpy as np
 
 from .compile import Program, call, runtime
 
@@ -28,9 +31,17 @@ class _Site(ctypes.Structure):
         ("asked", ctypes.c_uint64),
         ("used", ctypes.c_uint64),
         ("lines", ctypes.c_uint64),
-        ("distinct_bytes", ctypes.c_uint64),
-        ("distinct_lines", ctypes.c_uint64),
+        ("touched", ctypes.POINTER(ctypes.c_uint64)),
     )
+
+
+@dataclass(frozen=True)
+class Region:
+    """Memory that a kernel may touch: its name, address space and size in bytes."""
+
+    name: str
+    space: str
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -91,19 +102,38 @@ def place(program: Program, address: int) -> str:
     return _lines(program.library, address - 1)
 
 
-def read_findings(program: Program, base: int, buffers: Sequence[str]) -> Findings:
-    """What the launch that just ended left in the runtime."""
+def read_findings(program: Program, base: int, regions: Sequence[Region]) -> Findings:
+    """What the launch that just ended left in the runtime, which numbers the regions in this order."""
     count = ctypes.c_uint64()
     first = runtime().msl_reports(ctypes.byref(count))
-    reports = (_Report * count.value).from_address(first) if count.value else []
+    reports = list((_Report * count.value).from_address(first)) if count.value else []
     texts = [f"{place(program, r.site - base)}: {r.text.decode()}" for r in reports]
     first = runtime().msl_sites(ctypes.byref(count))
-    raw = (_Site * count.value).from_address(first) if count.value else []
+    raws = list((_Site * count.value).from_address(first)) if count.value else []
+    same: dict[tuple[str, int, bool, int], list[_Site]] = defaultdict(list)
+    for raw in raws:
+        if regions[raw.buffer].space == "device":
+            same[place(program, raw.site - base), raw.buffer, bool(raw.store), raw.bytes].append(raw)
     sites = [
-        Site(
-            *(place(program, s.site - base), buffers[s.buffer], bool(s.store), s.bytes, s.instructions),
-            *(s.asked, s.used, s.lines, s.worst, s.distinct_bytes, s.distinct_lines),
-        )
-        for s in raw
+        _site(where, regions[index], store, width, parts)
+        for (where, index, store, width), parts in sorted(same.items())
     ]
-    return Findings(texts, sorted(sites, key=lambda s: (s.place, s.buffer, s.store)))
+    return Findings(texts, sites)
+
+
+def _site(where: str, buffer: Region, store: bool, width: int, parts: Sequence[_Site]) -> Site:
+    shape = (-(-buffer.bytes // LINE), LINE // 64)
+    touched = np.bitwise_or.reduce([np.ctypeslib.as_array(part.touched, shape) for part in parts])
+    return Site(
+        place=where,
+        buffer=buffer.name,
+        store=store,
+        bytes=width,
+        instructions=sum(part.instructions for part in parts),
+        asked=sum(part.asked for part in parts),
+        used=sum(part.used for part in parts),
+        lines=sum(part.lines for part in parts),
+        worst=max(part.worst for part in parts),
+        distinct_bytes=int(np.unpackbits(touched.view(np.uint8)).sum()),
+        distinct_lines=int(touched.any(axis=1).sum()),
+    )

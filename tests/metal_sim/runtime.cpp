@@ -198,6 +198,7 @@ void abandon(const void* site, const void* other, const char* format, ...) {
   siglongjmp(failure, 1);
 }
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // Exchanges an operand among a SIMD-group: each lane's 16 bytes, in order of lane.
@@ -284,7 +285,7 @@ int msl_launch(Request* request) {
 }
 
 // libgcc 12 lacks this conversion (round to nearest, ties to even), which clang calls for bfloat.
-__attribute__((visibility("default"))) __bf16 __truncsfbf2(float value) {
+__bf16 __truncsfbf2(float value) {
   uint32_t bits;
   memcpy(&bits, &value, 4);
   const bool nan = (bits & 0x7FFFFFFF) > 0x7F800000;
@@ -294,3 +295,4 @@ __attribute__((visibility("default"))) __bf16 __truncsfbf2(float value) {
   return result;
 }
 }
+#pragma GCC visibility pop

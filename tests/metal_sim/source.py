@@ -102,7 +102,7 @@ def for_clang(source: KernelSource, prologue: str = "") -> str:
             '#line 1 "constants"',
             *source.constants,
             '#line 1 "signature"',
-            f"__kernel void {source.name}({', '.join(signature)}) {{",
+            f"__kernel __attribute__((noinline)) void {source.name}({', '.join(signature)}) {{",
             '#line 1 "body"',
             source.body,
             "}",

@@ -30,6 +30,8 @@ KERNEL = [
     *("-x", "cl", "-cl-std=clc++2021", "-cl-no-stdinc", "-Xclang", f"-cl-ext={EXTENSIONS}"),
     *("-Xclang", "-cl-single-precision-constant", "-ffp-contract=off", "-Xclang", "-ffloat16-excess-precision=none"),
     *("-Xclang", "-fbfloat16-excess-precision=none", "-fno-strict-aliasing", "-fno-math-errno", "-gdwarf-4"),
+    # A call in the tail of a function would have its caller's address.
+    "-fno-optimize-sibling-calls",
     *("-gline-tables-only", "-fno-vectorize", "-fno-slp-vectorize", "-fPIC", "-Wall", "-Werror"),
     *(
         "-Wno-unused-const-variable",
@@ -49,6 +51,8 @@ DIAGNOSED = [
     *("-mllvm", "-tsan-instrument-read-before-write", "-ftrivial-auto-var-init=pattern"),
     *(f"-fsanitize={CHECKS}", "-fsanitize-recover=all"),
 ]
+# Without -O2 ziglang would link a sanitizer runtime of its own.
+LINK = ["-shared", "-O2", "-fno-sanitize=all"]
 RUNTIME = ["-x", "c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -187,7 +191,7 @@ def build(source: KernelSource, diagnosed: bool) -> Program:
             assembly, linked = Path(folder) / "kernel.s", Path(folder) / "kernel.so"
             written = call([*compiler().kernels, *flags, "-I", str(HERE), "-S", "-", "-o", "-"], text)
             assembly.write_text(ARRAY.sub(lambda m: f"{m[1]}{int(m[2]) + ARRAY_GUARD},", written))
-            call([*compiler().cplusplus, "-shared", str(assembly), runtime()._name, "-lm", "-o", str(linked)])
+            call([*compiler().cplusplus, *LINK, str(assembly), runtime()._name, "-lm", "-o", str(linked)])
             description = _describe(linked, source.name)
             linked.replace(library)
             keep(described, json.dumps(description))

@@ -396,6 +396,11 @@ def test_lines_of_loads_that_a_launch_uses_in_the_end():
     assert site["a", False].coverage == 1.0
 
 
+def test_lines_end_where_the_buffer_does():
+    site = sites("o[i] = a[i % 40];", a=A[:40])["a", False]
+    assert (site.reachable, site.coverage) == (160, 1.0)
+
+
 def test_lines_of_one_number_for_all():
     site = sites("o[i] = a[3];")["a", False]
     assert (site.asked, site.used, site.lines) == (256, 8, 2)

@@ -49,7 +49,8 @@ class Site:
     """How one source line reaches one buffer in device memory; a line is 128 bytes.
 
     Over its instructions (one a SIMD-group at a time): bytes a lane, bytes asked by all lanes, different bytes among
-    them, lines touched, the most by one instruction. Over the launch: different bytes and lines.
+    them, lines touched, the most by one instruction. Over the launch: different bytes, and those the buffer has
+    in the lines touched.
     """
 
     place: str
@@ -62,7 +63,7 @@ class Site:
     lines: int
     worst: int
     distinct_bytes: int
-    distinct_lines: int
+    reachable: int
 
     @property
     def line_use(self) -> float:
@@ -72,7 +73,7 @@ class Site:
     @property
     def coverage(self) -> float:
         """The share of the lines touched at all that the launch uses."""
-        return self.distinct_bytes / (LINE * self.distinct_lines)
+        return self.distinct_bytes / self.reachable
 
     def __str__(self) -> str:
         return (
@@ -135,5 +136,5 @@ def _site(where: str, buffer: Region, store: bool, width: int, parts: Sequence[_
         lines=sum(part.lines for part in parts),
         worst=max(part.worst for part in parts),
         distinct_bytes=int(np.unpackbits(touched.view(np.uint8)).sum()),
-        distinct_lines=int(touched.any(axis=1).sum()),
+        reachable=int(np.minimum(buffer.bytes - LINE * np.flatnonzero(touched.any(axis=1)), LINE).sum()),
     )

@@ -35,6 +35,11 @@ NB_MODULE(_native, m) {
   m.def("set_isa", set_isa, nb::arg("name"), "Force an instruction set; ValueError if this processor lacks it.");
   m.def("threads", ttd::threads, "Threads that take part in an operation.");
   m.def("set_threads", set_threads, nb::arg("count"), "Resize the thread pool.");
+  ttd::bind_attention(m);
   ttd::bind_expert_ffn(m);
+  ttd::bind_gated_delta(m);
   ttd::bind_linear(m);
+  ttd::bind_norms(m);
+  ttd::bind_read_pool(m);
+  ttd::bind_router(m);
 }

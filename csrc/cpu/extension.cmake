@@ -6,7 +6,7 @@ find_package(MLX CONFIG REQUIRED)
 find_package(nanobind CONFIG REQUIRED)
 
 file(GLOB bindings CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/bind_*.cpp)
-nanobind_add_module(_native NB_STATIC NOMINSIZE NB_DOMAIN mlx bindings.cpp primitive.cpp ${bindings})
+nanobind_add_module(_native NB_STATIC NOMINSIZE NB_DOMAIN mlx bindings.cpp primitive.cpp stored_matrix.cpp ${bindings})
 target_link_libraries(_native PRIVATE ttd_cpu mlx)
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/_native.mlx-version "${MLX_VERSION_BUILT}\n")
 if(APPLE)

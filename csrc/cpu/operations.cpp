@@ -4,8 +4,12 @@
 #define TTD_OPERATIONS
 #include "simd.h"
 
+#include "attention.h"
 #include "expert_ffn.h"
+#include "gated_delta.h"
 #include "linear.h"
+#include "norms.h"
+#include "router.h"
 
 #define TTD_CONCAT(a, b) a##b
 #define TTD_TABLE(isa) TTD_CONCAT(isa, _operations)
@@ -13,8 +17,13 @@
 namespace ttd {
 
 extern const Operations TTD_TABLE(TTD_ISA) = {
+    .attention = TTD_ISA::attention,
     .expert_ffn = TTD_ISA::expert_ffn,
+    .gated_delta = TTD_ISA::gated_delta,
     .linear = TTD_ISA::linear,
+    .norm_rope = TTD_ISA::norm_rope,
+    .rms_norm = TTD_ISA::rms_norm,
+    .router = TTD_ISA::router,
 };
 
 }  // namespace ttd

@@ -8,8 +8,12 @@ from . import (
     gpu_linear,
     gpu_norms,
     gpu_router,
+    native_attention,
     native_experts,
+    native_gated_delta,
     native_linear,
+    native_norms,
+    native_router,
 )
 from .attention import attention
 from .backend import Mode, chosen, device_kind, forced, set_backend, used

@@ -11,7 +11,7 @@ from .native import FLOATS, extension
 from .weight import Weight
 
 
-def _fits(x: mx.array, w: Weight) -> bool:
+def fits(x: mx.array, w: Weight) -> bool:
     if extension() is None or x.dtype not in FLOATS:
         return False
     return w.mode == "plain" or (w.mode == "affine" and w.bits in (4, 8) and w.group in (32, 64, 128))
@@ -27,5 +27,5 @@ def _head(x: mx.array, w: Weight, window: tuple[int, int] | None, mode: Mode) ->
     return native.linear(x, w.weight, w.scales, w.biases, w.bits, w.group, window, True)
 
 
-register("linear", "native", _linear, lambda x, w, mode: _fits(x, w))
-register("head", "native", _head, lambda x, w, window, mode: _fits(x, w))
+register("linear", "native", _linear, lambda x, w, mode: fits(x, w))
+register("head", "native", _head, lambda x, w, window, mode: fits(x, w))

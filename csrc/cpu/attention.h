@@ -1,0 +1,248 @@
+// Causal grouped-query attention. Keys are taken in segments aligned to position 0 whose results are merged in
+// ascending order, so a query's bits depend on nothing but the query, its keys and their positions.
+#pragma once
+
+#include "numbers.h"
+
+namespace ttd {
+
+struct Attention {
+  int64_t tokens, heads, key_heads, head_dim;
+  int64_t offset;    // position of the first query, which sees that many keys before its own
+  int64_t capacity;  // keys there is room for in a head
+  float scale;
+  Type type;
+  const void* q;  // [tokens, heads, head_dim]
+  Type gate_type;
+  const void* gate;  // [tokens, heads, head_dim], or null
+  Type key_type;
+  const void *keys, *values;  // [key_heads, capacity, head_dim]
+  void* out;                  // [tokens, heads, head_dim]
+};
+
+void attention(const Attention& call);
+
+}  // namespace ttd
+
+#ifdef TTD_OPERATIONS
+#include "pool.h"
+#include "sixteens.h"
+
+namespace ttd::TTD_ISA {
+
+constexpr int64_t segment_keys = 256;  // keys whose softmax is taken at once
+constexpr int64_t near_keys = 32;      // keys that all queries visit while their lines are near
+constexpr int64_t most_queries = 96;   // queries of a key head that share a visit
+// Tiles whose sums fit the registers.
+#if defined(__AVX512F__)
+constexpr int score_queries = 6, value_queries = 8, value_columns = 2;
+#else
+constexpr int score_queries = 2, value_queries = 4, value_columns = 1;
+#endif
+
+// For each of some queries: its largest score, the sum of its exponentials, and the values weighted by them.
+struct Partial {
+  float *top, *total, *values;  // [queries], [queries], [queries, width]
+
+  Partial(float* memory, int64_t queries) : top(memory), total(memory + queries), values(memory + round_up(2 * queries)) {}
+  static int64_t size(int64_t queries, int64_t width) { return round_up(2 * queries) + queries * width; }
+};
+
+// Products of R queries and K keys: scores [R][segment_keys].
+template <int R, int K, class T>
+static inline void score(const float* const* q, const T* keys, int64_t dim, float* scores) {
+  Floats lanes[R][K];
+  for (int r = 0; r < R; ++r)
+    for (int k = 0; k < K; ++k) lanes[r][k] = splat(0.0f);
+  over_sixteens(dim, [&](int64_t i, int64_t n) {
+    Floats key[K];
+    for (int k = 0; k < K; ++k) key[k] = load_upto(keys + k * dim + i, n);
+    for (int r = 0; r < R; ++r) {
+      const Floats query = load(q[r] + i);
+      for (int k = 0; k < K; ++k) lanes[r][k] = fma(query, key[k], lanes[r][k]);
+    }
+  });
+  for (int r = 0; r < R; ++r) add_lanes<K>(lanes[r], scores + r * segment_keys);
+}
+
+// R queries' weights [R][segment_keys] times 16 C channels of `keys` values, added to out [R][width].
+template <int R, int C, class T>
+static inline void add_values(const float* weights, const T* values, int64_t dim, int64_t keys, float* out, int64_t width, int64_t channels) {
+  Floats lanes[R][C];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) lanes[r][c] = load(out + r * width + 16 * c);
+  for (int64_t key = 0; key < keys; ++key) {
+    Floats value[C];
+    for (int c = 0; c < C; ++c) value[c] = load_upto(values + key * dim + 16 * c, channels - 16 * c);
+    for (int r = 0; r < R; ++r) {
+      const Floats weight = splat(weights[r * segment_keys + key]);
+      for (int c = 0; c < C; ++c) lanes[r][c] = fma(weight, value[c], lanes[r][c]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) store(out + r * width + 16 * c, lanes[r][c]);
+}
+
+template <int R, class T>
+static inline void add_all_values(const float* weights, const T* values, int64_t dim, int64_t keys, float* out, int64_t width) {
+  int64_t c = 0;
+  for (; c + 16 * value_columns <= dim; c += 16 * value_columns)
+    add_values<R, value_columns>(weights, values + c, dim, keys, out + c, width, 16 * value_columns);
+  for (; c < dim; c += 16) add_values<R, 1>(weights, values + c, dim, keys, out + c, width, dim - c < 16 ? dim - c : 16);
+}
+
+// Turns scores [keys] of one query into exp(score - top).
+static inline void exponentials(float* scores, int64_t keys, float* top, float* total) {
+  float most = scores[0];
+  for (int64_t key = 1; key < keys; ++key) most = scores[key] > most ? scores[key] : most;
+  Floats lanes = splat(0.0f);
+  over_sixteens(keys, [&](int64_t i, int64_t n) {
+    const Floats value = exp(load_upto(scores + i, n) - splat(most));
+    store_upto(scores + i, value, n);
+    lanes = lanes + load_upto(scores + i, n);
+  });
+  *top = most;
+  *total = sum(lanes);
+}
+
+// A segment's part of the result for `tokens` tokens from `token` on and the heads that share one key head.
+template <class T>
+static inline void attend_segment(const Attention& call, int64_t key_head, int64_t token, int64_t tokens, int64_t segment,
+                                  const float* const* x, Partial out, int64_t width) {
+  const int64_t group = call.heads / call.key_heads, first = segment * segment_keys;
+  const int64_t queries = tokens * group;
+  const int64_t last = call.offset + token + tokens;  // one past the last key that any of these sees
+  const int64_t keys = last - first < segment_keys ? last - first : segment_keys;
+  const int64_t head = (key_head * call.capacity + first) * call.head_dim;
+  const T *key = static_cast<const T*>(call.keys) + head, *value = static_cast<const T*>(call.values) + head;
+  float* scores = scratch<float>(Scratch::hidden, queries * segment_keys);
+  for (int64_t near = 0; near < keys; near += near_keys)
+    over_tiles_of<score_queries>(queries, [&](int64_t q, auto R) {
+      over_tiles_of<4>(keys - near < near_keys ? keys - near : near_keys, [&](int64_t k, auto K) {
+        score<R, K>(x + q, key + (near + k) * call.head_dim, call.head_dim, scores + q * segment_keys + near + k);
+      });
+    });
+  std::memset(out.values, 0, static_cast<size_t>(queries * width) * sizeof(float));
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t seen = call.offset + token + t + 1 - first;
+    const int64_t mine = seen < keys ? seen : keys;
+    if (mine <= 0) continue;
+    for (int64_t q = t * group; q < (t + 1) * group; ++q)
+      exponentials(scores + q * segment_keys, mine, out.top + q, out.total + q);
+    for (int64_t near = 0; near < mine; near += near_keys)
+      over_tiles_of<value_queries>(group, [&](int64_t h, auto R) {
+        const int64_t q = t * group + h;
+        add_all_values<R>(scores + q * segment_keys + near, value + near * call.head_dim, call.head_dim,
+                          mine - near < near_keys ? mine - near : near_keys, out.values + q * width, width);
+      });
+  }
+}
+
+// Adds a segment's part of query q to that of the segments before it.
+static inline void merge(Partial sum, Partial part, int64_t q, int64_t width) {
+  const float most = sum.top[q] > part.top[q] ? sum.top[q] : part.top[q];
+  const Floats mine = exp(splat(sum.top[q] - most)), theirs = exp(splat(part.top[q] - most));
+  float total[16];
+  store(total, fma(theirs, splat(part.total[q]), mine * splat(sum.total[q])));
+  sum.total[q] = total[0];
+  sum.top[q] = most;
+  float* to = sum.values + q * width;
+  for (int64_t i = 0; i < width; i += 16) store(to + i, fma(theirs, load(part.values + q * width + i), mine * load(to + i)));
+}
+
+// values / total, times sigmoid(gate), of one query.
+static inline void finish(const Attention& call, int64_t token, int64_t head, float total, const float* values) {
+  const int64_t at = (token * call.heads + head) * call.head_dim;
+  with_type(call.type, [&](auto* kind) {
+    with_type(call.gate_type, [&](auto* gate_kind) {
+      auto* out = static_cast<decltype(kind)>(call.out) + at;
+      const auto* gate = static_cast<decltype(gate_kind)>(const_cast<void*>(call.gate));
+      over_sixteens(call.head_dim, [&](int64_t i, int64_t n) {
+        Floats value = load(values + i) / splat(total);
+        if (gate) value = value * sigmoid(load_upto(gate + at + i, n));
+        store_upto(out + i, value, n);
+      });
+    });
+  });
+}
+
+// The scaled queries of some tokens and one key head's group, in the order that `multiply` reads.
+static inline void lay_out_queries(const Attention& call, int64_t key_head, int64_t token, int64_t tokens, float* rows,
+                                   const float** at, int64_t width) {
+  const int64_t group = call.heads / call.key_heads;
+  for (int64_t i = 0; i < tokens * group; ++i) {
+    const int64_t query = (token + i / group) * call.heads + key_head * group + i % group;
+    at[i] = rows + i * width;
+    with_type(call.type, [&](auto* kind) {
+      const auto* from = static_cast<decltype(kind)>(const_cast<void*>(call.q)) + query * call.head_dim;
+      over_sixteens(call.head_dim, [&](int64_t c, int64_t n) {
+        store(rows + i * width + c, load_upto(from + c, n) * splat(call.scale));
+      });
+    });
+  }
+}
+
+// Few queries: the segments are shared out, then merged query by query.
+template <class T>
+static inline void attend_by_segment(const Attention& call) {
+  const int64_t group = call.heads / call.key_heads, queries = call.tokens * group;
+  const int64_t width = round_up(call.head_dim);
+  const int64_t segments = (call.offset + call.tokens + segment_keys - 1) / segment_keys;
+  float* rows = scratch<float>(Scratch::inputs, call.key_heads * queries * width);
+  const float** x = scratch<const float*>(Scratch::pointers, call.key_heads * queries);
+  for (int64_t h = 0; h < call.key_heads; ++h)
+    lay_out_queries(call, h, 0, call.tokens, rows + h * queries * width, x + h * queries, width);
+  const int64_t size = Partial::size(queries, width);
+  float* memory = scratch<float>(Scratch::state, call.key_heads * segments * size);
+  parallel_for(call.key_heads * segments, [&](int64_t chunk) {
+    const int64_t h = chunk / segments;
+    attend_segment<T>(call, h, 0, call.tokens, chunk % segments, x + h * queries, Partial(memory + chunk * size, queries), width);
+  });
+  parallel_for(call.key_heads * queries, [&](int64_t chunk) {
+    const int64_t h = chunk / queries, q = chunk % queries, token = q / group;
+    const Partial sum(memory + h * segments * size, queries);
+    for (int64_t s = 1; s * segment_keys <= call.offset + token; ++s)
+      merge(sum, Partial(memory + (h * segments + s) * size, queries), q, width);
+    finish(call, token, h * group + q % group, sum.total[q], sum.values + q * width);
+  });
+}
+
+// Many queries: blocks of them are shared out, each going through its segments in order.
+template <class T>
+static inline void attend_by_query(const Attention& call) {
+  const int64_t group = call.heads / call.key_heads, width = round_up(call.head_dim);
+  const int64_t together = group < most_queries ? most_queries / group : 1;
+  const int64_t blocks = (call.tokens + together - 1) / together;
+  parallel_for(call.key_heads * blocks, [&](int64_t chunk) {
+    const int64_t h = chunk / blocks, token = (blocks - 1 - chunk % blocks) * together;
+    const int64_t tokens = call.tokens - token < together ? call.tokens - token : together, queries = tokens * group;
+    float* rows = scratch<float>(Scratch::inputs, queries * width);
+    const float** x = scratch<const float*>(Scratch::pointers, queries);
+    lay_out_queries(call, h, token, tokens, rows, x, width);
+    const int64_t size = Partial::size(queries, width);
+    float* memory = scratch<float>(Scratch::state, 2 * size);
+    const Partial sum(memory, queries), part(memory + size, queries);
+    const int64_t segments = (call.offset + token + tokens + segment_keys - 1) / segment_keys;
+    for (int64_t s = 0; s < segments; ++s) {
+      attend_segment<T>(call, h, token, tokens, s, x, s == 0 ? sum : part, width);
+      for (int64_t q = 0; s > 0 && q < queries; ++q)
+        if (s * segment_keys <= call.offset + token + q / group) merge(sum, part, q, width);
+    }
+    for (int64_t q = 0; q < queries; ++q)
+      finish(call, token + q / group, h * group + q % group, sum.total[q], sum.values + q * width);
+  });
+}
+
+static void attention(const Attention& call) {
+  const FloatMode mode(Denormals::kept);
+  with_type(call.key_type, [&](auto* kind) {
+    using T = std::remove_pointer_t<decltype(kind)>;
+    if (call.tokens * call.heads / call.key_heads <= 64)
+      attend_by_segment<T>(call);
+    else
+      attend_by_query<T>(call);
+  });
+}
+
+}  // namespace ttd::TTD_ISA
+#endif

@@ -1,0 +1,104 @@
+#include "bindings.h"
+#include "read_pool.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace nb = nanobind;
+
+namespace ttd {
+namespace {
+
+// The bytes of a Python buffer, held in place until it is released.
+class Writable {
+ public:
+  explicit Writable(nb::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) != 0) throw nb::python_error();
+  }
+  Writable(Writable&& other) noexcept : view_(other.view_) { other.view_.obj = nullptr; }
+  Writable& operator=(Writable&&) = delete;
+  ~Writable() { PyBuffer_Release(&view_); }
+
+  void* data() const { return view_.buf; }
+  size_t bytes() const { return static_cast<size_t>(view_.len); }
+
+ private:
+  Py_buffer view_;
+};
+
+// A batch and the buffers it fills. Its reads end before the buffers are let go.
+struct Batch {
+  std::vector<Writable> buffers;
+  ReadBatch reads;
+
+  ~Batch() {
+    nb::gil_scoped_release release;
+    reads.wait();
+  }
+};
+
+using Failures = std::vector<std::tuple<size_t, int, size_t>>;
+
+Failures wait(Batch& batch) {
+  Failures out;
+  nb::gil_scoped_release release;
+  for (const auto& failure : batch.reads.wait()) out.emplace_back(failure.index, failure.error, failure.done);
+  return out;
+}
+
+Batch* submit(ReadPool& pool, const std::vector<std::tuple<int, int64_t, nb::object>>& reads, int parts) {
+  require(parts >= 1, "A read has at least one part.");
+  std::vector<Writable> buffers;
+  std::vector<Read> list;
+  for (const auto& [fd, offset, into] : reads) {
+    require(offset >= 0, "A read's offset cannot be negative.");
+    const Writable& buffer = buffers.emplace_back(into);
+    list.push_back({fd, offset, buffer.bytes(), buffer.data()});
+  }
+  nb::gil_scoped_release release;
+  return new Batch{std::move(buffers), pool.submit(list, parts)};
+}
+
+// A pread that asks Python first: it returns the most bytes that this read may get, or -errno to fail.
+ReadPool::Pread faulty(nb::object fault) {
+  auto* kept = new nb::object(std::move(fault));
+  std::shared_ptr<nb::object> shared(kept, [](nb::object* object) {
+    nb::gil_scoped_acquire acquire;
+    delete object;
+  });
+  return [shared](int fd, void* into, size_t bytes, off_t offset) -> ssize_t {
+    int64_t most;
+    {
+      nb::gil_scoped_acquire acquire;
+      most = nb::cast<int64_t>((*shared)(fd, static_cast<int64_t>(offset), bytes));
+    }
+    if (most >= 0) return ::pread(fd, into, std::min(bytes, static_cast<size_t>(most)), offset);
+    errno = static_cast<int>(-most);
+    return -1;
+  };
+}
+
+}  // namespace
+
+void bind_read_pool(nb::module_& m) {
+  nb::class_<Batch>(m, "ReadBatch", "Reads under way together; letting go of it waits for them.")
+      .def("wait", wait, "Wait for every byte: a list of (index of the read, errno or 0 for a file that ended, bytes read) that failed twice.")
+      .def_prop_ro("done", [](const Batch& batch) { return batch.reads.done(); }, "Whether wait would return at once.");
+  nb::class_<ReadPool>(m, "ReadPool", "Threads that read into buffers; they start with the first batch.")
+      .def("__init__", [](ReadPool* self, int threads, nb::object fault) {
+        require(threads >= 1, "A read pool has at least one thread.");
+        new (self) ReadPool(threads, fault.is_none() ? ReadPool::Pread() : faulty(std::move(fault)));
+      }, nb::arg("threads"), nb::arg("fault").none() = nb::none(),
+         "fault, for tests: called with (fd, offset, bytes), it returns the most bytes to read, or -errno to fail.")
+      .def("submit", submit, nb::arg("reads"), nb::arg("parts") = 1,
+           "Start reads (fd, offset, writable buffer to fill), each in up to `parts` parts cut at multiples of 16,384 bytes.")
+      .def("counters", [](const ReadPool& pool) {
+        const ReadCounters c = pool.counters();
+        return std::make_tuple(c.reads, c.bytes, c.retries, c.busy_seconds);
+      }, "(reads, bytes, retries, seconds with a read in flight) so far.")
+      .def("close", &ReadPool::close, nb::call_guard<nb::gil_scoped_release>(), "Finish what was submitted and end the threads.");
+}
+
+}  // namespace ttd

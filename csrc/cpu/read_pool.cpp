@@ -1,0 +1,173 @@
+#include "read_pool.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+namespace ttd {
+
+struct ReadBatch::Shared {
+  mutable std::mutex mutex;
+  std::condition_variable finished;
+  size_t unfinished = 0;
+  std::vector<ReadFailure> failures;
+};
+
+ReadBatch::~ReadBatch() {
+  if (shared_) wait();
+}
+
+bool ReadBatch::done() const {
+  std::lock_guard lock(shared_->mutex);
+  return shared_->unfinished == 0;
+}
+
+const std::vector<ReadFailure>& ReadBatch::wait() {
+  std::unique_lock lock(shared_->mutex);
+  shared_->finished.wait(lock, [&] { return shared_->unfinished == 0; });
+  return shared_->failures;
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Part {
+  Read read;
+  size_t index, start;  // of the whole read, and where in it this part begins
+  std::shared_ptr<ReadBatch::Shared> batch;
+};
+
+// Reads until all bytes are there, the file ends or an error comes up.
+size_t read_fully(const ReadPool::Pread& pread, const Read& read, int* error) {
+  size_t done = 0;
+  *error = 0;
+  while (done < read.bytes) {
+    const ssize_t got = pread(read.fd, static_cast<char*>(read.into) + done, read.bytes - done, read.offset + static_cast<off_t>(done));
+    if (got > 0) {
+      done += static_cast<size_t>(got);
+    } else if (got == 0) {
+      break;
+    } else if (errno != EINTR) {
+      *error = errno;
+      break;
+    }
+  }
+  return done;
+}
+
+}  // namespace
+
+struct ReadPool::State {
+  const size_t depth;
+  const Pread pread;
+  const pid_t process = getpid();
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::deque<Part> queue;
+  std::vector<std::thread> workers;
+  bool closing = false;
+  size_t in_flight = 0;
+  Clock::time_point since;
+  ReadCounters counters;
+
+  State(size_t threads, Pread with) : depth(threads), pread(std::move(with)) {}
+
+  void work() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      wake.wait(lock, [&] { return closing || !queue.empty(); });
+      if (queue.empty()) return;
+      Part part = std::move(queue.front());
+      queue.pop_front();
+      lock.unlock();
+      int error = 0;
+      size_t done = read_fully(pread, part.read, &error), bytes = done;
+      const bool retried = done < part.read.bytes;
+      if (retried) bytes += done = read_fully(pread, part.read, &error);
+      lock.lock();
+      counters.reads += 1;
+      counters.retries += retried;
+      counters.bytes += static_cast<int64_t>(bytes);
+      if (--in_flight == 0) counters.busy_seconds += std::chrono::duration<double>(Clock::now() - since).count();
+      lock.unlock();
+      finish(part, done, error);
+      lock.lock();
+    }
+  }
+
+  static void finish(const Part& part, size_t done, int error) {
+    ReadBatch::Shared& batch = *part.batch;
+    std::lock_guard lock(batch.mutex);
+    if (done < part.read.bytes) batch.failures.push_back({part.index, error, part.start + done});
+    if (--batch.unfinished > 0) return;
+    std::sort(batch.failures.begin(), batch.failures.end(), [](const ReadFailure& a, const ReadFailure& b) {
+      return a.index != b.index ? a.index < b.index : a.done < b.done;
+    });
+    const auto same = [](const ReadFailure& a, const ReadFailure& b) { return a.index == b.index; };
+    batch.failures.erase(std::unique(batch.failures.begin(), batch.failures.end(), same), batch.failures.end());
+    batch.finished.notify_all();
+  }
+};
+
+ReadPool::ReadPool(int threads, Pread pread)
+    : state_(std::make_shared<State>(static_cast<size_t>(std::max(1, threads)), pread ? std::move(pread) : Pread(::pread))) {}
+
+ReadPool::~ReadPool() { close(); }
+
+ReadBatch ReadPool::submit(const std::vector<Read>& reads, int parts, size_t unit) {
+  // A forked child has none of the threads, and a lock may be held for ever: what the parent had is left alone.
+  if (state_->process != getpid()) {
+    auto* left = new std::shared_ptr<State>(state_);
+    state_ = std::make_shared<State>((*left)->depth, (*left)->pread);
+  }
+  auto batch = std::make_shared<ReadBatch::Shared>();
+  std::deque<Part> queue;
+  for (size_t i = 0; i < reads.size(); ++i) {
+    const Read& read = reads[i];
+    const size_t share = (read.bytes + static_cast<size_t>(parts) - 1) / static_cast<size_t>(parts);
+    const size_t step = std::max<size_t>(1, (share + unit - 1) / unit * unit);
+    for (size_t at = 0; at < read.bytes; at += step) {
+      const size_t bytes = std::min(step, read.bytes - at);
+      const Read part{read.fd, read.offset + static_cast<int64_t>(at), bytes, static_cast<char*>(read.into) + at};
+      queue.push_back({part, i, at, batch});
+    }
+  }
+  batch->unfinished = queue.size();
+  if (queue.empty()) return ReadBatch(std::move(batch));
+  State& state = *state_;
+  std::lock_guard lock(state.mutex);
+  if (state.in_flight == 0) state.since = Clock::now();
+  state.in_flight += queue.size();
+  for (auto& part : queue) state.queue.push_back(std::move(part));
+  while (state.workers.size() < state.depth) state.workers.emplace_back([&state] { state.work(); });
+  state.wake.notify_all();
+  return ReadBatch(std::move(batch));
+}
+
+ReadCounters ReadPool::counters() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->counters;
+}
+
+void ReadPool::close() {
+  if (state_->process != getpid()) return;
+  std::vector<std::thread> workers;
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->closing = true;
+    workers.swap(state_->workers);
+  }
+  state_->wake.notify_all();
+  for (auto& worker : workers) worker.join();
+  std::lock_guard lock(state_->mutex);
+  state_->closing = false;
+}
+
+}  // namespace ttd

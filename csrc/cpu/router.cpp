@@ -1,0 +1,9 @@
+#include "router.h"
+
+#include "operations.h"
+
+namespace ttd {
+
+void router(const Router& call) { operations().router(call); }
+
+}  // namespace ttd

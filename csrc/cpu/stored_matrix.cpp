@@ -1,0 +1,43 @@
+#include "bindings.h"
+
+namespace mx = mlx::core;
+
+namespace ttd {
+
+Matrix stored_matrix(const mx::array& weight, const std::optional<mx::array>& scales, const std::optional<mx::array>& biases,
+                     int bits, int group) {
+  require(weight.ndim() == 2, "The weight must have two axes.");
+  require(scales.has_value() == biases.has_value(), "Scales and biases come together.");
+  Matrix m;
+  m.rows = weight.shape(0);
+  m.cols = weight.shape(1);
+  if (scales) {
+    require(weight.dtype() == mx::uint32, "Codes must be uint32.");
+    require(bits == 4 || bits == 8, "Native products take codes of 4 or 8 bits.");
+    require(group == 32 || group == 64 || group == 128, "Native products take groups of 32, 64 or 128.");
+    m.format = bits == 4 ? Format::int4 : Format::int8;
+    m.group = group;
+    m.cols = m.cols * 32 / bits;
+    const mx::Shape shape{weight.shape(0), static_cast<int>(m.groups())};
+    require(m.cols % group == 0 && scales->shape() == shape && biases->shape() == shape && scales->dtype() == biases->dtype(),
+            "Scales and biases must be [out, in / group] and of one dtype.");
+  }
+  m.type = type_of(scales ? *scales : weight);
+  return m;
+}
+
+Arrays with_matrix(Arrays inputs, const mx::array& weight, const std::optional<mx::array>& scales,
+                   const std::optional<mx::array>& biases) {
+  inputs.push_back(weight);
+  if (scales) inputs.insert(inputs.end(), {*scales, *biases});
+  return inputs;
+}
+
+void point_at(Matrix& m, const Arrays& inputs, size_t first) {
+  m.codes = inputs[first].data<void>();
+  if (m.format == Format::plain) return;
+  m.scales = inputs[first + 1].data<void>();
+  m.biases = inputs[first + 2].data<void>();
+}
+
+}  // namespace ttd

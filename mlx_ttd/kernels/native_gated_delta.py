@@ -1,0 +1,35 @@
+"""The gated delta rule on the CPU, by the native extension (csrc/cpu/gated_delta.h): one call for any number of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from .backend import Mode, register
+from .gated_delta import GatedDelta
+from .native import FLOATS, extension
+
+
+def _gated_delta(
+    qkv: mx.array,
+    a: mx.array,
+    b: mx.array,
+    conv_state: mx.array,
+    conv_weight: mx.array,
+    a_log: mx.array,
+    dt_bias: mx.array,
+    state: mx.array,
+    key_heads: int,
+    mode: Mode,
+) -> GatedDelta:
+    native: Any = extension()
+    constants = (p.astype(mx.float32) for p in (conv_weight, a_log, dt_bias))
+    return GatedDelta(*native.gated_delta(qkv, a, b, conv_state, *constants, state, key_heads))
+
+
+def _supports(qkv: mx.array, a: mx.array, b: mx.array, conv_state: mx.array, *rest: Any) -> bool:
+    return extension() is not None and all(p.dtype in FLOATS for p in (qkv, a, b, conv_state))
+
+
+register("gated_delta", "native", _gated_delta, _supports)

@@ -208,16 +208,17 @@ def verify(store: StoreArgument = "demo") -> None:
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A folder with config.json and *.safetensors.")],
+    source: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="A folder with config.json and *.safetensors, or a hub id.")
+    ],
     destination: Annotated[Path, typer.Argument(metavar="STORE", help="The directory to make, such as model.ttd.")],
     policy: Annotated[str, typer.Option(help="How each role is quantised: a policy's name, or a JSON file.")] = "int4",
     head_bits: Annotated[int | None, typer.Option(help="Bits of the head: 16 (as stored), 8 or 4.")] = None,
     embed_bits: Annotated[int | None, typer.Option(help="Bits of the embedding: 16 (as stored), 8 or 4.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
 ) -> None:
     """Make a store from a checkpoint. Codes that are already quantised are kept bit for bit."""
-    made = api.convert(
-        source, destination, policy=policy, head_bits=head_bits, embed_bits=embed_bits, progress=_progress("convert")
-    )
+    made = api.convert(source, destination, policy, head_bits, embed_bits, _progress("convert"), revision)
     print(f"{made} is ready; `mlx-ttd info {made}` tells what it costs in memory.")
 
 

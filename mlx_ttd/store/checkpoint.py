@@ -13,7 +13,7 @@ from ..errors import CheckpointError
 from ..spec import ModelSpec, model_spec, read_json
 from .file_ranges import drop_cached, opened, pass_by_cache, read_into
 from .format import CONFIG
-from .safetensors_file import TensorInfo, read_header
+from .safetensors_file import Header, TensorInfo, read_header
 
 INDEX = "model.safetensors.index.json"
 INDEX_BYTES = 64 << 20
@@ -21,50 +21,71 @@ INDEX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint directory. `fingerprint` covers the config and the header of every file; `state` their times too."""
+    """A checkpoint's config and tensors. `fingerprint` covers config and headers, `state` the contents too."""
 
     path: Path
     config: dict[str, Any]
     spec: ModelSpec
     tensors: dict[str, TensorInfo]
     fingerprint: str
-    state: str
-    _open: ExitStack = field(default_factory=ExitStack, repr=False)
-    _descriptors: dict[Path, int] = field(default_factory=dict, repr=False)
+    state: str = ""
+    origin: dict[str, str | None] = field(default_factory=dict)
+    _open: dict[Path, tuple[int, ExitStack]] = field(default_factory=dict, repr=False)
 
     def __enter__(self) -> Checkpoint:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._descriptors.clear()
-        self._open.close()
+        for path in list(self._open):
+            self.close(path)
+
+    def close(self, path: Path) -> None:
+        """Close one of the files; reading from it opens it again."""
+        if path in self._open:
+            self._open.pop(path)[1].close()
 
     def read(self, info: TensorInfo, start: int, buffer: memoryview) -> None:
         """Fill `buffer` from byte `start` of a tensor. Raises CheckpointError on a short read."""
-        fd = self._descriptors.get(info.path)
-        if fd is None:
-            fd = self._descriptors[info.path] = self._open.enter_context(opened(info.path, CheckpointError))
+        if info.path not in self._open:
+            stack = ExitStack()
+            fd = stack.enter_context(opened(info.path, CheckpointError))
             pass_by_cache(fd)
+            self._open[info.path] = fd, stack
+        fd = self._open[info.path][0]
         read_into(fd, buffer, info.offset + start, info.path, f"tensor {info.name!r}", CheckpointError)
         drop_cached(fd, info.offset + start, len(buffer))
 
+    def release(self, needed: set[str]) -> None:
+        """Tell that only the tensors named in `needed` will be read from now on."""
 
-def _files(root: Path) -> list[Path]:
-    index = root / INDEX
-    if not index.is_file():
+    def download_bytes(self, names: set[str]) -> int:
+        """Bytes to be fetched from elsewhere before these tensors are read."""
+        return 0
+
+    def transient_bytes(self, steps: list[set[str]]) -> int:
+        """Bytes of disk that reading these sets of tensors, one after the other, takes for a while at most."""
+        return 0
+
+
+def indexed(root: Path) -> list[str]:
+    """The names of the shards in the index of a checkpoint; the files themselves need not be there."""
+    names = read_json(root / INDEX, INDEX_BYTES).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
+        raise CheckpointError(f"{root / INDEX} has no weight_map of tensor names to files; download it again.")
+    for name in names.values():
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts or "\\" in name:
+            raise CheckpointError(f"{root / INDEX} names {name!r}, which leads outside the checkpoint.")
+    return sorted(set(names.values()))
+
+
+def _shards(root: Path) -> list[Path]:
+    if not (root / INDEX).is_file():
         files = sorted(p for p in root.glob("*.safetensors") if not p.name.startswith("."))
         if not files:
             raise CheckpointError(f"{root} holds no *.safetensors file; give the directory of a checkpoint.")
         return files
-    names = read_json(index, INDEX_BYTES).get("weight_map")
-    if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
-        raise CheckpointError(f"{index} has no weight_map of tensor names to files; download it again.")
-    files = []
-    for name in sorted(set(names.values())):
-        pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts or "\\" in name:
-            raise CheckpointError(f"{index} names {name!r}, which leads outside the checkpoint.")
-        files.append(root / name)
+    files = [root / name for name in indexed(root)]
     missing = [p.name for p in files if not p.is_file()]
     if missing:
         raise CheckpointError(
@@ -73,25 +94,35 @@ def _files(root: Path) -> list[Path]:
     return files
 
 
+def all_tensors(headers: list[Header]) -> dict[str, TensorInfo]:
+    """The tensors of every shard. Raises CheckpointError when two shards hold the same."""
+    tensors: dict[str, TensorInfo] = {}
+    for header in headers:
+        for name, info in header.tensors.items():
+            if name in tensors:
+                raise CheckpointError(f"Tensor {name!r} stands in both {tensors[name].path} and {header.path.name}.")
+            tensors[name] = info
+    return tensors
+
+
+def fingerprint_of(config: Path, headers: list[Header]) -> str:
+    """SHA-256 of the config and of each shard's name, size and header."""
+    digest = hashlib.sha256(config.read_bytes())
+    for header in headers:
+        digest.update(f"\0{header.path.name}\0{header.file_bytes}\0".encode() + header.raw)
+    return digest.hexdigest()
+
+
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read the config and all headers of a checkpoint directory. Raises CheckpointError, ConfigError."""
     root = Path(path)
     if not root.is_dir():
         raise CheckpointError(
-            f"{root} is not a directory; give the directory that holds config.json and *.safetensors."
+            f"{root} is not a directory; give one that holds config.json and *.safetensors, or a hub id."
         )
     config = read_json(root / CONFIG)
     spec = model_spec(config, str(root / CONFIG))
-    fingerprint, times = hashlib.sha256((root / CONFIG).read_bytes()), []
-    tensors: dict[str, TensorInfo] = {}
-    for file in _files(root):
-        header = read_header(file, CheckpointError)
-        fingerprint.update(f"\0{file.name}\0{header.file_bytes}\0".encode() + header.raw)
-        times.append(file.stat().st_mtime_ns)
-        for name, info in header.tensors.items():
-            if name in tensors:
-                raise CheckpointError(
-                    f"Tensor {name!r} stands in both {tensors[name].path.name} and {file.name} of {root}."
-                )
-            tensors[name] = info
-    return Checkpoint(root, config, spec, tensors, fingerprint.hexdigest(), f"{fingerprint.hexdigest()} {times}")
+    headers = [read_header(file, CheckpointError) for file in _shards(root)]
+    fingerprint = fingerprint_of(root / CONFIG, headers)
+    state = f"{fingerprint} {[header.path.stat().st_mtime_ns for header in headers]}"
+    return Checkpoint(root, config, spec, all_tensors(headers), fingerprint, state, {"repo": None, "revision": None})

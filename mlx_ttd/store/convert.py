@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ConversionError
+from ..errors import ConversionError, OptionError
 from ..spec import Matrix
 from .checkpoint import Checkpoint, open_checkpoint
 from .digest import sha256
 from .encodings import Bytes
-from .format import MANIFEST, VERBATIM
+from .format import MANIFEST, VERBATIM, VERBATIM_LIMIT
+from .hub import HUB_ID, open_hub_checkpoint
 from .importers.base import row_count
 from .journal import Journal
 from .manifest import Copied, FileEntry, Manifest
@@ -28,7 +29,6 @@ from .writer import FileWriter
 
 RANGE_BYTES = 16 << 20
 SPARE_BYTES = 64 << 20
-VERBATIM_LIMIT = 256 << 20
 
 Piece = tuple[str | int, int, memoryview]
 
@@ -111,8 +111,7 @@ def _write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _check_space(plan: Plan, done: dict[str, FileEntry], where: Path) -> None:
-    needed = sum(f.header.file_bytes for name, f in plan.files.items() if name not in done) + SPARE_BYTES
+def _check_space(needed: int, where: Path) -> None:
     free = shutil.disk_usage(where).free
     if free < needed:
         raise ConversionError(
@@ -120,14 +119,12 @@ def _check_space(plan: Plan, done: dict[str, FileEntry], where: Path) -> None:
         )
 
 
-def _manifest(
-    checkpoint: Checkpoint, sources: Sources, plan: Plan, policy: str, origin: dict[str, str | None]
-) -> Manifest:
+def _manifest(checkpoint: Checkpoint, sources: Sources, plan: Plan, policy: str) -> Manifest:
     layouts = [file.layout for file in plan.files.values() if file.layout is not None]
     layers = len(checkpoint.spec.layer_types)
     trunk = layouts[:layers] if checkpoint.spec.is_moe else [None] * layers
     return Manifest(
-        source={**origin, "importer": sources.importer, "fingerprint": checkpoint.fingerprint},
+        source={**checkpoint.origin, "importer": sources.importer, "fingerprint": checkpoint.fingerprint},
         policy=policy,
         norms=sources.norms,
         quantisation=plan.quantisation(),
@@ -139,6 +136,35 @@ def _manifest(
     )
 
 
+def _write_files(
+    checkpoint: Checkpoint, plan: Plan, journal: Journal, identity: str, meter: Meter
+) -> dict[str, FileEntry]:
+    done = journal.resume(identity, plan)
+    # Experts first, so that a source fetched shard by shard can drop each shard but for its few dense tensors.
+    waiting = sorted(
+        (name for name in plan.files if name not in done), key=lambda name: plan.files[name].layout is None
+    )
+    needs = [plan.files[name].source_names() for name in waiting]
+    left = sum(plan.files[name].header.file_bytes for name in waiting)
+    _check_space(left + checkpoint.transient_bytes(needs) + SPARE_BYTES, journal.store)
+    downloads = checkpoint.download_bytes(set().union(*needs))
+    meter.begin(plan.total_bytes + downloads, plan.total_bytes - left)
+    for i, name in enumerate(waiting):
+        checkpoint.release(set().union(*needs[i:]))
+        meter.current = name
+        done[name] = _write(checkpoint, plan.files[name], meter)
+        journal.record(name, done[name])
+    return {name: done[name] for name in plan.files}
+
+
+def _open(src: str | os.PathLike[str], revision: str | None, journal: Journal, meter: Meter) -> Checkpoint:
+    if not os.path.isdir(src) and HUB_ID.fullmatch(str(src)):
+        return open_hub_checkpoint(str(src), revision, journal.source, meter.advance)
+    if revision is not None:
+        raise OptionError(f"revision {revision!r} is of use with a hub id alone, and {src} is a directory.")
+    return open_checkpoint(src)
+
+
 def convert(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
@@ -146,10 +172,9 @@ def convert(
     head_bits: int | None = None,
     embed_bits: int | None = None,
     progress: Callable[[Progress], None] | None = None,
-    repo: str | None = None,
     revision: str | None = None,
 ) -> Path:
-    """Convert the checkpoint directory `src` to the store directory `dst`, noting `repo` and `revision` as its origin.
+    """Convert the checkpoint `src`, a directory or a hub id at `revision`, to the store directory `dst`.
 
     What is already quantised keeps its bits; the rest follows `policy` (a bundled name or a JSON file), `head_bits`
     and `embed_bits` (16, 8 or 4). Work goes on in '<dst>.partial'; the same call after an interruption resumes there
@@ -158,23 +183,22 @@ def convert(
     target = Path(dst)
     if os.path.lexists(target):
         raise ConversionError(f"{target} exists already; give another name or remove it.")
-    with open_checkpoint(src) as checkpoint:
-        chosen = load_policy(policy, head_bits, embed_bits, checkpoint.spec.tied)
-        sources = match(checkpoint)
-        with Journal(target.with_name(target.name + ".partial")) as journal:
+    partial = target.with_name(target.name + ".partial")
+    try:
+        meter = Meter(progress)
+        with Journal(partial) as journal, _open(src, revision, journal, meter) as checkpoint:
+            chosen = load_policy(policy, head_bits, embed_bits, checkpoint.spec.tied)
+            sources = match(checkpoint)
             plan = make_plan(checkpoint, sources, chosen, journal.store)
-            manifest = _manifest(checkpoint, sources, plan, chosen.name, {"repo": repo, "revision": revision})
-            done = journal.resume(sha256(f"{checkpoint.state}\n{manifest.to_text()}".encode()), plan)
-            _check_space(plan, done, journal.store)
-            meter = Meter(plan.total_bytes, sum(done[name].bytes for name in done), progress)
-            for name, file in plan.files.items():
-                if name not in done:
-                    meter.current = name
-                    done[name] = _write(checkpoint, file, meter)
-                    journal.record(name, done[name])
-            manifest.files.update({name: done[name] for name in plan.files})
+            manifest = _manifest(checkpoint, sources, plan, chosen.name)
+            identity = sha256(f"{checkpoint.state}\n{manifest.to_text()}".encode())
+            manifest.files.update(_write_files(checkpoint, plan, journal, identity, meter))
             manifest.copied.update(_copy_verbatim(checkpoint, journal.store))
             _write_durably(journal.store / MANIFEST, manifest.to_text().encode())
             journal.publish(target)
             meter.finish()
+    except OSError as failure:
+        raise ConversionError(
+            f"Writing {target} stopped: {failure.strerror or failure}. Calling again resumes from {partial}."
+        ) from None
     return target

@@ -24,6 +24,7 @@ VERBATIM = (
     "chat_template.jinja",
     "chat_template.json",
 )
+VERBATIM_LIMIT = 256 << 20
 RECORDS, RECORDS_START = "records", 16_384
 PLAIN_DTYPES = ("F32", "BF16", "F16")
 SCALE_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "uint8": "U8"}

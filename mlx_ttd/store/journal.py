@@ -13,14 +13,17 @@ from .manifest import FileEntry
 from .plan import Plan
 from .writer import sync_directory
 
-JOURNAL, STORE, IDENTITY, LOCK = "journal", "store", "identity", "lock"
+JOURNAL, STORE, SOURCE, IDENTITY, LOCK = "journal", "store", "source", "identity", "lock"
 
 
 class Journal:
-    """`root`/store grows into the store; `root`/journal notes each file once it is durable. One process at a time."""
+    """`root`/store grows into the store, `root`/journal notes each durable file, `root`/source is for downloads.
+
+    One process at a time.
+    """
 
     def __init__(self, root: Path):
-        self.root, self.store, self.notes = root, root / STORE, root / JOURNAL
+        self.root, self.store, self.notes, self.source = root, root / STORE, root / JOURNAL, root / SOURCE
 
     def __enter__(self) -> Journal:
         try:
@@ -38,6 +41,8 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not any(self.notes.glob("*.json")) and not self.source.exists():
+            shutil.rmtree(self.root, ignore_errors=True)
         self.lock.close()
 
     def resume(self, identity: str, plan: Plan) -> dict[str, FileEntry]:
@@ -54,8 +59,7 @@ class Journal:
         for name, file in plan.files.items():
             note, written = self._note(name), self.store / name
             if note.is_file() and written.is_file() and written.stat().st_size == file.header.file_bytes:
-                fields = json.loads(note.read_text())
-                done[name] = FileEntry(**{"tensors": None, "records": None, **fields})
+                done[name] = FileEntry(**json.loads(note.read_text()))
         return done
 
     def record(self, name: str, entry: FileEntry) -> None:
@@ -66,10 +70,7 @@ class Journal:
         """Give the finished store its name and remove the journal."""
         for folder in {self.store, *(p.parent for p in self.store.rglob("*"))}:
             sync_directory(folder)
-        try:
-            os.rename(self.store, target)
-        except OSError as failure:
-            raise ConversionError(f"{self.store} cannot be renamed to {target}: {failure.strerror}.") from None
+        os.rename(self.store, target)
         sync_directory(target.parent)
         shutil.rmtree(self.root, ignore_errors=True)
 

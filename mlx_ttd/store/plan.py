@@ -32,6 +32,10 @@ class PlannedFile:
     tensors: list[PlannedTensor]
     layout: RecordLayout | None
 
+    def source_names(self) -> set[str]:
+        """The source tensors that the file is made of."""
+        return {name for planned in self.tensors for name in planned.source.names()}
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -23,16 +23,21 @@ class Progress:
 class Meter:
     """Counts bytes and calls `report` at most ten times a second, and once at the end."""
 
-    def __init__(self, total: int, already: int, report: Callable[[Progress], None] | None):
-        self.total, self.already, self.done, self.report = total, already, already, report
+    def __init__(self, report: Callable[[Progress], None] | None):
+        self.report = report
         self.current = ""
+        self.begin(0)
+
+    def begin(self, total: int, already: int = 0) -> None:
+        """Start counting towards `total` bytes, of which `already` were done before."""
+        self.total, self.already, self.done = total, already, already
         self.started = time.monotonic()
         self.next = self.started
 
     def advance(self, nbytes: int) -> None:
         """Count `nbytes` more."""
         self.done += nbytes
-        if self.report is not None and time.monotonic() >= self.next:
+        if self.total and self.report is not None and time.monotonic() >= self.next:
             self.next = time.monotonic() + INTERVAL
             self._tell()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,17 +84,22 @@ def read_header(path: Path, error: type[TTDError] = StoreError) -> Header:
     """Read and check the header of the safetensors file at `path`; raises `error` naming file and tensor."""
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            prefix = file.read(8)
-            length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or length > min(HEADER_LIMIT, size - 8):
-                raise error(f"{path} holds {size:,} bytes and claims a header of {length:,}; it is cut short.")
-            text = file.read(length)
-        if len(text) < length:
-            raise error(f"{path} ended inside its header; it is cut short.")
-        fields = json.loads(text, object_pairs_hook=_unique)
+            return parse_header(path, os.fstat(file.fileno()).st_size, file.read, error)
     except OSError as failure:
         raise error(f"{path} cannot be read: {failure.strerror}.") from None
+
+
+def parse_header(path: Path, size: int, read: Callable[[int], bytes], error: type[TTDError] = StoreError) -> Header:
+    """The checked header of a file of `size` bytes, called `path`; `read` gives its next n bytes."""
+    prefix = read(8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or length > min(HEADER_LIMIT, size - 8):
+        raise error(f"{path} holds {size:,} bytes and claims a header of {length:,}; it is cut short.")
+    text = read(length)
+    if len(text) < length:
+        raise error(f"{path} ended inside its header; it is cut short.")
+    try:
+        fields = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as failure:
         raise error(f"{path} has no valid safetensors header ({failure}); it is damaged.") from None
     if not isinstance(fields, dict):

@@ -31,6 +31,10 @@ class Source:
     encoding: Encoding
     ends: tuple[int, ...]
 
+    def names(self) -> set[str]:
+        """The source tensors that are read."""
+        return {part for rows in self.rows for part in companions(rows.name, self.encoding)}
+
     def read(self, checkpoint: Checkpoint, start: int, stop: int) -> list[Bytes]:
         """Rows [start, stop) of the model tensor, leading dimensions flattened: one byte array per part."""
         pieces = []
@@ -119,7 +123,7 @@ def match(checkpoint: Checkpoint) -> Sources:
     for tensor in wanted:
         try:
             source = found[tensor.name] = _resolve(checkpoint, importer, tensor, prefixes.of(tensor))
-            claimed |= {part for r in source.rows for part in companions(r.name, source.encoding)}
+            claimed |= source.names()
         except Mismatch as reason:
             problems.append(str(reason))
             tried = [

@@ -77,7 +77,8 @@ def verify(
     started = time.monotonic()
     store = open_store(path)
     parts = sorted(_parts(store), key=lambda part: -part.nbytes)
-    meter = Meter(sum(part.nbytes for part in parts), 0, progress)
+    meter = Meter(progress)
+    meter.begin(sum(part.nbytes for part in parts))
     damaged = []
     with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1), "verify") as pool:
         for part, damage in zip(parts, pool.map(_Part.damage, parts), strict=True):

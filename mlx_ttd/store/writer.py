@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConversionError
 from .digest import file_digest, sha256
 from .file_ranges import drop_cached, pass_by_cache
 from .format import RECORDS
@@ -42,14 +41,11 @@ class FileWriter:
 
     def _write_at(self, offset: int, data: memoryview) -> None:
         done = 0
-        try:
-            while done < len(data):
-                done += os.pwrite(self.fd, data[done:], offset + done)
-            self.unsynced += len(data)
-            if self.unsynced >= SYNC_BYTES:
-                self._sync()
-        except OSError as failure:
-            raise ConversionError(f"Writing {self.header.path} failed: {failure.strerror}.") from None
+        while done < len(data):
+            done += os.pwrite(self.fd, data[done:], offset + done)
+        self.unsynced += len(data)
+        if self.unsynced >= SYNC_BYTES:
+            self._sync()
 
     def _sync(self) -> None:
         os.fsync(self.fd)
@@ -58,10 +54,7 @@ class FileWriter:
 
     def finish(self) -> FileEntry:
         """Flush the file to the disk and describe it."""
-        try:
-            self._sync()
-        except OSError as failure:
-            raise ConversionError(f"Writing {self.header.path} failed: {failure.strerror}.") from None
+        self._sync()
         digests = {part: digest.hexdigest() for part, digest in self.digests.items()}
         records = [digests[i] for i in range(len(digests))] if RECORDS in self.header.tensors else None
         tensors = {name: digests[name] for name in self.header.tensors} if records is None else None

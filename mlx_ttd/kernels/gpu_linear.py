@@ -20,27 +20,33 @@ from .gpu import (
 )
 from .weight import Weight
 
-MATVEC = Text("matvec", ("x", "w", "scales", "biases"), ("out",), ("packed_rows.h",))
-MATMUL = Text("matmul", ("x", "w", "scales", "biases"), ("out",), ("packed_rows.h", "packed_tile.h"))
+INPUTS = ("x", "w", "scales", "biases")
+MATVEC = Text("matvec", INPUTS, ("out",), ("packed_rows.h",))
+MATVEC_LONG = Text("matvec_long", INPUTS, ("out",), ("packed_rows.h",))
+MATMUL = Text("matmul", INPUTS, ("out",), ("packed_rows.h", "packed_tile.h"))
 TILE = 32
 TILE_SIMDGROUPS = 4
 SIMDGROUPS = 8
-CHUNKS_IN_FLIGHT = 4
-# Numbers of x that a lane keeps in registers.
-HELD = 64
-# Enough threadgroups to fill a large GPU; beyond that each takes more rows and stages x once for all of them.
-THREADGROUPS = 1024
+# 16-byte loads that a lane has under way, by text.
+CHUNKS_IN_FLIGHT = {MATVEC: 4, MATVEC_LONG: 4}
+# So many threadgroups fill a large GPU.
+THREADGROUPS = 1056
+# Rows for each of their rows at a time from which on threadgroups go round.
+LONG = 8
 
 
 @cache
-def _matvec(rows: int, cols: int, bits: int, group: int, stored: mx.Dtype, scale: mx.Dtype, out: mx.Dtype) -> Geometry:
+def _matvec(
+    rows: int, cols: int, bits: int, group: int, stored: mx.Dtype, scale: mx.Dtype, out: mx.Dtype
+) -> tuple[Text, Geometry]:
     chunks = cols * bits // 128
     lanes = lanes_per_row(chunks)
     tile = SIMDGROUPS * SIMD_WIDTH // lanes
+    text = MATVEC_LONG if rows >= LONG * tile * THREADGROUPS else MATVEC
+    steps = 1 if text is MATVEC_LONG else chunks // lanes
     a_lane = 1
-    while 2 * a_lane * chunks // lanes <= CHUNKS_IN_FLIGHT and rows >= 2 * a_lane * tile * THREADGROUPS // 2:
+    while 2 * a_lane * steps <= CHUNKS_IN_FLIGHT[text] and rows >= a_lane * tile * THREADGROUPS:
         a_lane *= 2
-    tiles = -(-rows // (tile * a_lane))
     template = (
         ("O", out),
         ("W", stored),
@@ -50,10 +56,10 @@ def _matvec(rows: int, cols: int, bits: int, group: int, stored: mx.Dtype, scale
         ("GROUP", group),
         ("LANES", lanes),
         ("ROWS", a_lane),
-        ("HOLD", a_lane > 1 and cols // lanes <= HELD),
         ("SIMDS", SIMDGROUPS),
     )
-    return Geometry(min(tiles, THREADGROUPS), template)
+    tiles = -(-rows // (tile * a_lane))
+    return text, Geometry(min(tiles, THREADGROUPS) if text is MATVEC_LONG else tiles, template)
 
 
 def _stored(w: Weight) -> tuple[list[mx.array], int, int]:
@@ -69,9 +75,9 @@ def multiply(x: mx.array, w: Weight, out: mx.Dtype) -> mx.array:
     """x [T, in] times w [out, in] transposed, [T, out] of type `out`; a row's bits depend on that row alone."""
     require_dtype("linear", "x", x, *FLOATS)
     arrays, bits, group = _stored(w)
-    geometry = _matvec(w.rows, x.shape[1], bits, group, w.weight.dtype, arrays[1].dtype, out)
+    text, geometry = _matvec(w.rows, x.shape[1], bits, group, w.weight.dtype, arrays[1].dtype, out)
     grid = (geometry.threadgroups, x.shape[0], 1)
-    return launch(MATVEC, [x, *arrays], geometry.template, grid, SIMDGROUPS, [((x.shape[0], w.rows), out)])[0]
+    return launch(text, [x, *arrays], geometry.template, grid, SIMDGROUPS, [((x.shape[0], w.rows), out)])[0]
 
 
 def multiply_tiles(x: mx.array, w: Weight, out: mx.Dtype) -> mx.array:

@@ -1,0 +1,307 @@
+"""The GPU kernels' very texts, run on the CPU by tests/metal_sim and compiled for CUDA by NVRTC."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import metal_sim
+import mlx.core as mx
+import numpy as np
+import pytest
+from metal_sim import cuda_check, nvrtc
+
+from mlx_ttd import kernels
+from mlx_ttd.errors import KernelError
+from mlx_ttd.kernels import Weight, gpu, gpu_experts, gpu_linear
+from mlx_ttd.spec import Quantisation, RecordLayout, record_layout
+
+REASON = metal_sim.why_not()
+needs_sim = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+CUDA_REASON = nvrtc.why_not()
+needs_nvrtc = pytest.mark.skipif(CUDA_REASON is not None, reason=str(CUDA_REASON))
+
+ROWS = (1, 2, 9, 31, 32, 33)
+ORDERS: tuple[dict[str, Any], ...] = (
+    {"order": "reverse"},
+    {"order": "shuffle", "seed": 1},
+    {"order": "shuffle", "seed": 2},
+)
+EXPERTS, TOP_K = 6, 3
+Call = Callable[[], Any]
+
+
+def numbers(key: int, *shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
+    return mx.array(np.random.default_rng(key).standard_normal(shape, np.float32)).astype(dtype)
+
+
+def packed(key: int, rows: int, cols: int, bits: int, group: int, dtype: mx.Dtype = mx.bfloat16) -> Weight:
+    codes, scales, biases = mx.quantize(numbers(key, rows, cols).astype(dtype), group, bits)
+    return Weight(codes, scales, biases, bits, group, "affine")
+
+
+def make_lease(layout: RecordLayout, absent: int = 4) -> SimpleNamespace:
+    """EXPERTS random experts in reversed slots; the one numbered `absent` is not leased."""
+    records = np.zeros((EXPERTS, layout.stride), np.uint8)
+    dtypes = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
+    for slot in range(EXPERTS):
+        for m in (layout.gate_up, layout.down):
+            w = packed(2 * slot + (m is layout.down), m.rows, m.cols, m.bits, m.group, dtypes[m.scale_dtype])
+            for array, start in ((w.weight, m.codes), (w.scales, m.scales), (w.biases, m.biases)):
+                data = np.array(array.view(mx.uint8)).reshape(-1)
+                records[slot, start : start + len(data)] = data
+    table = np.arange(EXPERTS, dtype=np.int32)[::-1].copy()
+    table[absent] = -1
+    return SimpleNamespace(records=mx.array(records), slot_of=mx.array(table), outputs=deque(maxlen=1))
+
+
+def uneven_rows(tokens: int) -> mx.array:
+    """Ascending choices [tokens, TOP_K]: expert 5 in every row, the unleased 4 in some, 0 in none."""
+    generator = np.random.default_rng(tokens)
+    others = np.array([generator.permutation([1, 2, 3, 4])[: TOP_K - 1] for _ in range(tokens)])
+    return mx.array(np.sort(np.concatenate([others, np.full((tokens, 1), 5)], axis=1), axis=1).astype(np.int32))
+
+
+def expert_call(op: str, tokens: int, bits: int = 4, group: int = 64, dtype: mx.Dtype = mx.float32) -> Call:
+    layout = record_layout(256, 128, Quantisation(bits, group), Quantisation(bits, group))
+    lease, rows = make_lease(layout), uneven_rows(tokens)
+    x, acc = numbers(1, tokens, 256).astype(dtype), numbers(2, tokens, 256)
+    weights = mx.softmax(numbers(3, tokens, TOP_K), axis=-1)
+    if op == "expert_contributions":
+        return lambda: kernels.expert_contributions(x, lease, rows, layout)
+    if op == "expert_ffn":
+        return lambda: kernels.expert_ffn(x, lease, rows, weights, layout)
+    return lambda: kernels.expert_ffn_accumulate(acc, x, lease, rows, weights, layout)
+
+
+def linear_call(tokens: int, w: Weight, mode: str) -> Call:
+    x = numbers(4, tokens, w.weight.shape[1] * (32 // w.bits if w.mode == "affine" else 1))
+    return lambda: kernels.head(x, w, None, mode)  # type: ignore[arg-type]
+
+
+def gated_delta_inputs(tokens: int, dtype: mx.Dtype = mx.float32) -> tuple[Any, ...]:
+    key_heads, value_heads, dim = 1, 2, 32
+    channels = 2 * key_heads * dim + value_heads * dim
+    return (
+        numbers(1, tokens, channels, dtype=dtype),
+        numbers(2, tokens, value_heads, dtype=dtype),
+        numbers(3, tokens, value_heads, dtype=dtype),
+        numbers(4, 3, channels, dtype=dtype),
+        numbers(5, channels, 4) * 0.5,
+        numbers(6, value_heads),
+        numbers(7, value_heads),
+        numbers(8, value_heads, dim, dim) * 0.1,
+        key_heads,
+    )
+
+
+def gated_delta_call(tokens: int, dtype: mx.Dtype = mx.float32) -> Call:
+    inputs = gated_delta_inputs(tokens, dtype)
+    return lambda: tuple(kernels.gated_delta(*inputs, "prefill"))
+
+
+def router_call(tokens: int, experts: int, k: int) -> Call:
+    x, w = numbers(1, tokens, 64), Weight(numbers(2, experts, 64, dtype=mx.bfloat16))
+    return lambda: kernels.router(x, w, k, "decode")
+
+
+CASES: dict[str, Call] = {
+    **{f"{op} T={t}": expert_call(op, t) for op in ("expert_ffn", "expert_ffn_accumulate") for t in ROWS},
+    "expert_contributions": expert_call("expert_contributions", 9),
+    "experts int4 group 32": expert_call("expert_ffn", 2, group=32),
+    "experts int8": expert_call("expert_ffn", 2, bits=8),
+    "experts int8 prefill": expert_call("expert_ffn_accumulate", 9, bits=8),
+    "experts bf16": expert_call("expert_ffn", 2, dtype=mx.bfloat16),
+    "experts f16 prefill": expert_call("expert_ffn_accumulate", 9, dtype=mx.float16),
+    **{
+        f"int4 {mode} T={t}": linear_call(t, packed(5, 70, 192, 4, 64), mode)
+        for mode in ("decode", "prefill")
+        for t in ROWS
+    },
+    "int4 whole lines": linear_call(1, packed(6, 64, 1024, 4, 32), "decode"),
+    "int8": linear_call(2, packed(7, 33, 256, 8, 64), "decode"),
+    "int8 prefill": linear_call(9, packed(7, 33, 256, 8, 64), "prefill"),
+    **{
+        f"plain {dtype} {mode}": linear_call(3, Weight(numbers(8, 33, 256, dtype=dtype)), mode)
+        for dtype in gpu.FLOATS
+        for mode in ("decode", "prefill")
+    },
+    **{f"gated_delta T={t}": gated_delta_call(t) for t in ROWS},
+    "gated_delta bf16": gated_delta_call(3, mx.bfloat16),
+    "router of 16": router_call(3, 16, 4),
+    "router of 512": router_call(2, 512, 10),
+    "rms_norm": lambda: kernels.rms_norm(numbers(1, 3, 320), numbers(2, 320), 1e-6),
+    "gated_rms_norm": lambda: kernels.gated_rms_norm(numbers(1, 3, 5, 64), numbers(2, 3, 5, 64), numbers(3, 64), 1e-6),
+    "swiglu": lambda: kernels.swiglu(numbers(1, 3, 200), numbers(2, 3, 200)),
+    "sigmoid_scaled": lambda: kernels.sigmoid_scaled(numbers(1, 3, 1), numbers(2, 3, 300)),
+    "combine": lambda: kernels.combine(numbers(1, 3, 4, 300), numbers(2, 3, 4)),
+}
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch):
+    """Launches go to the simulated GPU."""
+    monkeypatch.setattr(mx.fast, "metal_kernel", metal_sim.metal_kernel)
+    monkeypatch.setattr(gpu, "device_kind", lambda: "metal")
+    gpu._compiled.cache_clear()
+    with kernels.forced("gpu"):
+        yield
+    gpu._compiled.cache_clear()
+
+
+def arrays(result: Any) -> list[np.ndarray]:
+    parts = result if isinstance(result, tuple | list) else [result]
+    return [np.array(part.astype(mx.float32) if part.dtype != mx.int32 else part) for part in parts]
+
+
+@needs_sim
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_equals_its_reference_in_any_order_of_threads(simulated: None, name: str) -> None:
+    got = arrays(CASES[name]())
+    with kernels.forced("reference"):
+        wanted = arrays(CASES[name]())
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+    for order in ORDERS:
+        with metal_sim.options(**order):
+            for ours, again in zip(got, arrays(CASES[name]()), strict=True):
+                assert ours.tobytes() == again.tobytes()
+
+
+@needs_sim
+@pytest.mark.parametrize("name", [n for n in CASES if "T=" not in n or n.endswith(("T=1", "T=33"))])
+def test_kernel_touches_memory_as_it_may_and_wastes_no_line(simulated: None, name: str) -> None:
+    with metal_sim.options(diag=True) as runs:
+        CASES[name]()
+    assert runs
+    for run in runs:
+        assert run.findings.reports == []
+        assert metal_sim.complaints(run.source) == []
+        for site in run.findings.sites:
+            if site.buffer in ("records", "w", "scales", "biases") and not site.store:
+                ends_within_a_line = site.distinct_bytes > 128 * (site.distinct_lines - 1)
+                assert site.coverage >= 0.9 or ends_within_a_line, str(site)
+
+
+@needs_sim
+def test_weight_codes_are_read_in_whole_lines(simulated: None) -> None:
+    layout = record_layout(2048, 512, Quantisation(4, 64), Quantisation(4, 64))
+    lease = SimpleNamespace(
+        records=mx.zeros((1, layout.stride), mx.uint8), slot_of=mx.zeros((1,), mx.int32), outputs=deque(maxlen=1)
+    )
+    rows, x = mx.zeros((1, 1), mx.int32), numbers(1, 1, 2048)
+    with metal_sim.options(diag=True) as runs:
+        kernels.expert_ffn(x, lease, rows, mx.ones((1, 1)), layout)
+        kernels.linear(x, packed(2, 64, 2048, 4, 64), "decode")
+    sites = [s for run in runs for s in run.findings.sites if s.bytes == 16 and s.buffer in ("records", "w")]
+    assert len(sites) >= 3
+    for site in sites:
+        assert site.line_use >= 0.9, str(site)
+
+
+@needs_nvrtc
+def test_texts_compile_for_cuda_with_the_fused_operations_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_check.cuda_kernel, raising=False)
+    monkeypatch.setattr(gpu, "device_kind", lambda: "cuda")
+    gpu._compiled.cache_clear()
+    variants = [n for n in CASES if "T=" not in n or n.endswith("T=1")]
+    with kernels.forced("gpu"), cuda_check.builds() as built:
+        for name in variants:
+            CASES[name]()
+    gpu._compiled.cache_clear()
+    assert {build.name.split("_", 3)[2] for build in built} >= {"ttd"}
+    for build in built:
+        assert build.fused == build.fused_in_source, build.name
+
+
+@needs_sim
+def test_fused_experts_equal_their_contributions_combined(simulated: None) -> None:
+    layout = record_layout(256, 128, Quantisation(4, 64), Quantisation(4, 64))
+    lease, rows, x = make_lease(layout), uneven_rows(4), numbers(1, 4, 256)
+    weights = mx.softmax(numbers(2, 4, TOP_K), axis=-1)
+    fused = kernels.expert_ffn(x, lease, rows, weights, layout)
+    apart = kernels.combine(kernels.expert_contributions(x, lease, rows, layout), weights)
+    assert mx.array_equal(fused, apart)
+
+
+@needs_sim
+@pytest.mark.parametrize("mode", ["decode", "verify", "prefill"])
+def test_a_row_of_a_product_depends_on_no_other_row_and_no_window(simulated: None, mode: Any) -> None:
+    x, w = numbers(1, 33, 192), packed(2, 80, 192, 4, 64)
+    whole = kernels.head(x, w, None, mode)
+    assert mx.array_equal(kernels.head(x[7:8], w, None, mode), whole[7:8])
+    assert mx.array_equal(kernels.head(x, w, (13, 50), mode), whole[:, 13:50])
+
+
+@needs_sim
+def test_the_long_product_equals_the_short_one(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = numbers(1, 1, 256), packed(2, 300, 256, 4, 64)
+    short = kernels.head(x, w, None, "decode")
+    monkeypatch.setattr(gpu_linear, "THREADGROUPS", 1)
+    gpu_linear._matvec.cache_clear()
+    with metal_sim.options() as runs:
+        assert mx.array_equal(kernels.head(x, w, None, "decode"), short)
+    gpu_linear._matvec.cache_clear()
+    assert "matvec_long" in runs[0].source.name
+
+
+@needs_sim
+def test_accumulating_lease_after_lease_equals_all_at_once(simulated: None) -> None:
+    layout = record_layout(256, 128, Quantisation(4, 64), Quantisation(4, 64))
+    lease, rows, x = make_lease(layout, absent=0), uneven_rows(9), numbers(1, 9, 256)
+    weights, acc = mx.softmax(numbers(2, 9, TOP_K), axis=-1), mx.zeros((9, 256))
+    whole = kernels.expert_ffn_accumulate(acc, x, lease, rows, weights, layout)
+    table = np.array(lease.slot_of)
+    for experts in ((0, 1, 2), (3,), (4, 5)):
+        part = np.where(np.isin(np.arange(EXPERTS), experts), table, -1).astype(np.int32)
+        wave = SimpleNamespace(records=lease.records, slot_of=mx.array(part), outputs=deque(maxlen=1))
+        acc = kernels.expert_ffn_accumulate(acc, x, wave, rows, weights, layout)
+    assert mx.array_equal(acc, whole)
+
+
+@needs_sim
+@pytest.mark.parametrize("split", [1, 4, 8])
+def test_gated_delta_is_bit_equal_for_every_split(simulated: None, split: int) -> None:
+    qkv, a, b, conv, *fixed, state, key_heads = gated_delta_inputs(9)
+    whole = kernels.gated_delta(qkv, a, b, conv, *fixed, state, key_heads, "prefill")
+    first = kernels.gated_delta(qkv[:split], a[:split], b[:split], conv, *fixed, state, key_heads, "decode")
+    later = kernels.gated_delta(
+        qkv[split:], a[split:], b[split:], first.conv_state, *fixed, first.state, key_heads, "verify"
+    )
+    assert mx.array_equal(mx.concatenate([first.out, later.out]), whole.out)
+    assert mx.array_equal(later.state, whole.state)
+    assert mx.array_equal(later.conv_state, whole.conv_state)
+
+
+@needs_sim
+def test_the_router_breaks_ties_towards_the_lowest_id(simulated: None) -> None:
+    w = Weight(mx.concatenate([mx.zeros((3, 64)), mx.ones((4, 64)), mx.zeros((9, 64))]))
+    ids, weights = kernels.router(mx.ones((1, 64)), w, 6, "decode")
+    assert ids.tolist() == [[0, 1, 3, 4, 5, 6]]
+    assert weights[0, 2].item() == weights[0, 5].item()
+
+
+@needs_sim
+def test_a_wrong_dtype_is_named(simulated: None) -> None:
+    with pytest.raises(KernelError, match="linear: x is int32, but the GPU kernel takes float32, bfloat16, float16"):
+        gpu_linear.multiply(mx.zeros((1, 64), mx.int32), Weight(mx.zeros((8, 64))), mx.float32)
+
+
+@needs_sim
+def test_a_slot_out_of_range_is_found_in_debug_mode(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_TTD_DEBUG", "1")
+    layout = record_layout(256, 128, Quantisation(4, 64), Quantisation(4, 64))
+    lease = make_lease(layout)
+    lease.slot_of = mx.full((EXPERTS,), EXPERTS, mx.int32)
+    with pytest.raises(KernelError, match="slot 6 of a lease with 6 slots"):
+        gpu_experts.check_slots(lease, uneven_rows(2))
+
+
+@needs_sim
+def test_the_simd_width_is_checked(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.require_simd_width()
+    monkeypatch.setattr(gpu, "launch", lambda *args: [mx.array([64])])
+    with pytest.raises(KernelError, match="SIMD-groups of 64 threads"):
+        gpu.require_simd_width()

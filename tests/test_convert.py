@@ -24,8 +24,9 @@ def bits(array: mx.array) -> np.ndarray:
 
 def record_parts(store: Store, layer: int | None, expert: int) -> list[np.ndarray]:
     """Codes, scales and biases of gate_up, then of down, read from a record by the layout's offsets alone."""
-    path, start, _ = store.expert_file(layer) if layer is not None else store.mtp.expert_file()
-    layout: RecordLayout = store.layouts[layer] if layer is not None else store.mtp.layout
+    holder, index = (store.mtp, 0) if layer is None else (store, layer)
+    path, start, _ = holder.expert_file(index)
+    layout: RecordLayout = holder.layouts[index]
     raw = np.fromfile(path, np.uint8, layout.stride, offset=start + expert * layout.stride)
     found = []
     for m in (layout.gate_up, layout.down):
@@ -39,19 +40,21 @@ def record_parts(store: Store, layer: int | None, expert: int) -> list[np.ndarra
 
 def check_store(store: Store, spec: ModelSpec, weights: dict) -> int:
     """Compare every tensor and every record with mx.quantize of the checkpoint's values; the number of tensors seen."""
-    infos = store.resident | store.embedding | (store.mtp.resident if store.mtp else {})
+    infos = store.resident | store.embedding
+    infos |= {f"mtp.{name}": info for name, info in store.mtp.resident.items()} if store.mtp else {}
     tensors = trunk_tensors(spec) + (mtp_tensors(spec) if store.mtp else [])
     for t in tensors:
         if t.kind == "experts":
             continue
-        q = store.quantisation(t.name)
+        holder = store.mtp if t.name.startswith("mtp.") else store
+        q = holder.quantisation(t.name.removeprefix("mtp."))
         wanted = (weights[t.name],) if q is None else packed(weights[t.name], q.bits, q.group, q.mode)
         for suffix, (dtype, array) in zip(("", ".scales", ".biases"), wanted, strict=False):
             info = infos[t.name + suffix]
             assert (info.dtype, info.shape) == (dtype, array.shape), t.name
             np.testing.assert_array_equal(bits(read_tensor(info)), array, err_msg=t.name)
     for layer in [*range(len(spec.layer_types)), *([None] if store.mtp else [])] if spec.is_moe else []:
-        layout = store.layouts[layer] if layer is not None else store.mtp.layout
+        layout = store.layouts[layer] if layer is not None else store.mtp.layouts[0]
         base = f"layers.{layer}." if layer is not None else "mtp.layers.0."
         wanted = [
             part
@@ -96,8 +99,12 @@ def test_the_mtp_layer_gets_its_own_files_at_eight_bits(tmp_path: Path, config: 
     store = open_store(convert(tiny(tmp_path / "src", config, mtp=True), tmp_path / "dst"))
     check_store(store, spec, values(spec, mtp=True))
     assert store.mtp is not None
-    assert store.quantisation("mtp.layers.0.attn.q") == Quantisation(8, 64)
-    assert store.mtp.layout is None or (store.mtp.layout.gate_up.bits, store.mtp.layout.down.bits) == (8, 8)
+    assert store.mtp.quantisation("layers.0.attn.q") == Quantisation(8, 64)
+    assert [None if m is None else (m.gate_up.bits, m.down.bits) for m in store.mtp.layouts] == [
+        (8, 8) if spec.is_moe else None
+    ]
+    assert store.mtp.spec.layer_types == ("full_attention",)
+    assert store.mtp.digest != store.digest
     assert not any(name.startswith("mtp") for name in store.resident)
 
 

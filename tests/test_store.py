@@ -77,7 +77,7 @@ def test_an_opened_store(made: Path) -> None:
     assert store.layouts[3].stride % 16_384 == 0
     assert store.quantisation("layers.0.gdn.in_qkv").bits == 4
     assert store.quantisation("layers.0.gdn.in_a") is None
-    assert store.mtp.expert_file()[0].name == "mtp-000.safetensors"
+    assert store.mtp.expert_file(0)[0].name == "mtp-000.safetensors"
     assert open_store(made).digest == store.digest
 
 

@@ -1,6 +1,7 @@
 """One file per model_type, and the registry that finds it."""
 
 from ..errors import ConfigError
+from .mtp import MTPLayer
 from .qwen3_5 import Model, blocks
 
 MODELS = {"qwen3_5": Model, "qwen3_5_moe": Model, "qwen3_next": Model}
@@ -13,4 +14,4 @@ def model_class(model_type: str) -> type[Model]:
     return MODELS[model_type]
 
 
-__all__ = ["MODELS", "Model", "blocks", "model_class"]
+__all__ = ["MODELS", "MTPLayer", "Model", "blocks", "model_class"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import ConfigError, RecordError, StoreError
-from ..spec import ModelSpec, Quantisation, RecordLayout, model_spec, read_json
+from ..spec import FULL, ModelSpec, Quantisation, RecordLayout, model_spec, read_json
 from .digest import file_digest, sha256
 from .file_ranges import opened, read_into
 from .format import (
@@ -39,24 +39,6 @@ MX_DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U32": m
 
 
 @dataclass(frozen=True)
-class MTPStore:
-    """The multi-token-prediction layer of a store; `layout` is None for a dense model."""
-
-    resident: dict[str, TensorInfo]
-    layout: RecordLayout | None
-    path: Path
-    records: tuple[str, ...]
-
-    def expert_file(self) -> tuple[Path, int, int]:
-        """(file, offset of the first record, number of records)."""
-        return self.path, RECORDS_START, len(self.records)
-
-    def record_digest(self, expert: int) -> str:
-        """Hex SHA-256 of one expert record."""
-        return self.records[expert]
-
-
-@dataclass(frozen=True)
 class Store:
     """A checked store. `resident` and `embedding` map part names ('layers.3.attn.q.scales') to places in files."""
 
@@ -67,7 +49,7 @@ class Store:
     digest: str
     resident: dict[str, TensorInfo]
     embedding: dict[str, TensorInfo]
-    mtp: MTPStore | None
+    mtp: MTPStore | None = None
 
     @property
     def norms(self) -> Norms:
@@ -92,6 +74,30 @@ class Store:
     def quantisation(self, name: str) -> Quantisation | None:
         """How the dense tensor `name` is packed; None when it is stored plain."""
         return self.manifest.quantisation.get(name)
+
+
+@dataclass(frozen=True)
+class MTPStore(Store):
+    """The multi-token-prediction layer, seen as a store of one full-attention layer; names lose their 'mtp.'."""
+
+    @property
+    def layouts(self) -> tuple[RecordLayout | None, ...]:
+        """The record layout of the one layer; None in a dense model."""
+        return (self.manifest.mtp_layout,)
+
+    def expert_file(self, layer: int = 0) -> tuple[Path, int, int]:
+        """(file, offset of the first record, number of records)."""
+        return self.path / MTP_EXPERTS, RECORDS_START, self.spec.experts
+
+    def record_digest(self, layer: int, expert: int) -> str:
+        """Hex SHA-256 of one expert record."""
+        records = self.manifest.files[MTP_EXPERTS].records
+        assert records is not None
+        return records[expert]
+
+    def quantisation(self, name: str) -> Quantisation | None:
+        """How the dense tensor `name` is packed; None when it is stored plain."""
+        return self.manifest.quantisation.get("mtp." + name)
 
 
 def read_tensor(info: TensorInfo) -> mx.array:
@@ -212,17 +218,16 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         for name, layer in store_files(spec, manifest.mtp).items()
         if layer is None
     }
-    mtp = None
-    if manifest.mtp:
-        records: tuple[str, ...] = ()
-        if manifest.mtp_layout is not None:
-            entry = manifest.files[MTP_EXPERTS]
-            _expert_file(root, MTP_EXPERTS, entry, manifest.mtp_layout, spec)
-            records = tuple(entry.records or ())
-        mtp = MTPStore(dense[MTP], manifest.mtp_layout, root / MTP_EXPERTS, records)
+    if manifest.mtp_layout is not None:
+        _expert_file(root, MTP_EXPERTS, manifest.files[MTP_EXPERTS], manifest.mtp_layout, spec)
     if sha256((root / CONFIG).read_bytes()) != manifest.copied[CONFIG].sha256:
         raise StoreError(
             f"{root / CONFIG} does not match its digest; restore the config.json that belongs to this store."
         )
     digest = sha256((root / MANIFEST).read_bytes())
+    mtp = None
+    if manifest.mtp:
+        one_layer = replace(spec, layer_types=(FULL,))
+        names = {name.removeprefix("mtp."): info for name, info in dense[MTP].items()}
+        mtp = MTPStore(root, one_layer, config, manifest, sha256(f"{digest} mtp".encode()), names, {})
     return Store(root, spec, config, manifest, digest, dense[RESIDENT], dense.get(EMBEDDING, {}), mtp)

@@ -17,6 +17,6 @@ def to_host(array: mx.array, meanwhile: Sequence[mx.array] = ()) -> np.ndarray:
         return np.array(array)
     except ValueError:
         raise KernelError(
-            "a streamed model reads its router's choice back in every step, so it cannot run inside mx.compile, mx.grad "
-            "or mx.vmap; call it outside of them."
+            "a streamed model reads its router's choice back in every step, so it cannot run inside mx.compile, "
+            "mx.grad or mx.vmap; call it outside of them."
         ) from None

@@ -1,4 +1,4 @@
-"""Causal attention on the CPU, by the native extension (csrc/cpu/attention.h); decode and prefill give the same bits."""
+"""Causal attention on the CPU, by the native extension (csrc/cpu/attention.h); decode equals prefill bit for bit."""
 
 from __future__ import annotations
 

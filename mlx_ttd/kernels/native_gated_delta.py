@@ -1,4 +1,4 @@
-"""The gated delta rule on the CPU, by the native extension (csrc/cpu/gated_delta.h): one call for any number of tokens."""
+"""The gated delta rule on the CPU, by the native extension (csrc/cpu/gated_delta.h), any number of tokens."""
 
 from __future__ import annotations
 

@@ -107,6 +107,12 @@ def router_call(tokens: int, experts: int, k: int) -> Call:
     return lambda: kernels.router(x, w, k, "decode")
 
 
+def attention_call(tokens: int, offset: int, head_dim: int, gated: bool = True) -> Call:
+    q, gate = numbers(1, tokens, 4, head_dim), numbers(2, tokens, 4, head_dim)
+    keys, values = (numbers(key, 2, offset + tokens + 5, head_dim) for key in (3, 4))
+    return lambda: kernels.attention(q, keys, values, offset, gate if gated else None, head_dim**-0.5, "verify")
+
+
 CASES: dict[str, Call] = {
     **{f"{op} T={t}": expert_call(op, t) for op in ("expert_ffn", "expert_ffn_accumulate") for t in ROWS},
     "expert_contributions": expert_call("expert_contributions", 9),
@@ -132,6 +138,10 @@ CASES: dict[str, Call] = {
     "gated_delta bf16": gated_delta_call(3, mx.bfloat16),
     "router of 16": router_call(3, 16, 4),
     "router of 512": router_call(2, 512, 10),
+    "attention of one key": attention_call(1, 0, 64),
+    "attention": attention_call(3, 150, 64, gated=False),
+    "attention of wide heads": attention_call(1, 70, 256),
+    "norm_rope": lambda: kernels.norm_rope(numbers(1, 3, 5, 96), numbers(2, 96), 1e-6, 64, 1e7, 2),
     "rms_norm": lambda: kernels.rms_norm(numbers(1, 3, 320), numbers(2, 320), 1e-6),
     "gated_rms_norm": lambda: kernels.gated_rms_norm(numbers(1, 3, 5, 64), numbers(2, 3, 5, 64), numbers(3, 64), 1e-6),
     "swiglu": lambda: kernels.swiglu(numbers(1, 3, 200), numbers(2, 3, 200)),

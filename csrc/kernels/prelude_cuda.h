@@ -34,6 +34,8 @@ FN float add_rn(float a, float b) { return __fadd_rn(a, b); }
 FN float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 FN float exp_f32(float x) { return expf(x); }
 FN float log_f32(float x) { return logf(x); }
+FN float cos_f32(float x) { return cosf(x); }
+FN float sin_f32(float x) { return sinf(x); }
 FN float rsqrt_f32(float x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
 
 FN float bits_to_float(uint bits) { return __uint_as_float(bits); }

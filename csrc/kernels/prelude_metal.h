@@ -9,6 +9,8 @@ FN float add_rn(float a, float b) { return a + b; }
 FN float div_rn(float a, float b) { return metal::precise::divide(a, b); }
 FN float exp_f32(float x) { return metal::precise::exp(x); }
 FN float log_f32(float x) { return metal::precise::log(x); }
+FN float cos_f32(float x) { return metal::precise::cos(x); }
+FN float sin_f32(float x) { return metal::precise::sin(x); }
 FN float rsqrt_f32(float x) { return div_rn(1.0f, metal::precise::sqrt(x)); }
 
 FN float bits_to_float(uint bits) { return as_type<float>(bits); }

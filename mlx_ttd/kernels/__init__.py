@@ -2,6 +2,7 @@
 
 # Each of these registers its variants.
 from . import (
+    gpu_attention,
     gpu_expert_tiles,
     gpu_experts,
     gpu_gated_delta,
@@ -21,6 +22,7 @@ from .bank import bank_write
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .gated_delta import GatedDelta, gated_delta
 from .gates import sigmoid_scaled, swiglu
+from .gpu_attention import position
 from .host import to_host
 from .linear import BLOCK, head, linear
 from .native import native_status
@@ -50,6 +52,7 @@ __all__ = [
     "native_status",
     "norm_rope",
     "part_views",
+    "position",
     "rms_norm",
     "router",
     "set_backend",

@@ -53,7 +53,7 @@ def attention(
     q: mx.array,
     keys: mx.array,
     values: mx.array,
-    offset: int,
+    offset: int | mx.array,
     gate: mx.array | None,
     scale: float,
     mode: Mode,
@@ -61,7 +61,8 @@ def attention(
     """softmax(scale q k^T) v with query row i at position offset + i seeing keys [0, offset + i].
 
     q and gate [T, nh, hd]; keys, values [nkv, S, hd], S >= offset + T, query head h uses key head h * nkv // nh.
-    Softmax in f32; the result, times sigmoid(gate), is [T, nh * hd] in q's dtype.
+    Softmax in f32; the result, times sigmoid(gate), is [T, nh * hd] in q's dtype. For the GPU's kernel `offset` may be
+    an array, whose first number counts.
     """
     return run("attention", q, keys, values, offset, gate, scale, mode)
 

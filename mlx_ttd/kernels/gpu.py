@@ -107,6 +107,12 @@ def launch(
     )
 
 
+@cache
+def constant(value: float) -> mx.array:
+    """A number as a text takes it: f32 [8]."""
+    return mx.full((8,), value)
+
+
 def require_dtype(op: str, name: str, x: mx.array, *dtypes: mx.Dtype) -> None:
     """KernelError unless x has one of `dtypes`."""
     if x.dtype not in dtypes:

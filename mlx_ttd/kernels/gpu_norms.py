@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import mlx.core as mx
 
 from .backend import register
-from .gpu import FLOATS, SIMD_WIDTH, Text, launch, require_dtype
+from .gpu import FLOATS, SIMD_WIDTH, Text, constant, launch, require_dtype
 
 HEADERS = ("packed_rows.h", "scalar_maths.h", "row_sum.h")
 RMS_NORM = Text("rms_norm", ("x", "w", "eps"), ("out",), HEADERS)
@@ -18,17 +16,13 @@ SIMDGROUPS = 8
 THREADS = SIMDGROUPS * SIMD_WIDTH
 
 
-@cache
-def _eps(value: float) -> mx.array:
-    return mx.full((8,), value)
-
-
 def _rms_norm(x: mx.array, w: mx.array, eps: float) -> mx.array:
     require_dtype("rms_norm", "x", x, *FLOATS)
     require_dtype("rms_norm", "w", w, mx.float32)
     width = x.shape[-1]
     template = (("T", x.dtype), ("WIDTH", width), ("SIMDS", SIMDGROUPS))
-    return launch(RMS_NORM, [x, w, _eps(eps)], template, (x.size // width, 1, 1), SIMDGROUPS, [(x.shape, x.dtype)])[0]
+    groups = (x.size // width, 1, 1)
+    return launch(RMS_NORM, [x, w, constant(eps)], template, groups, SIMDGROUPS, [(x.shape, x.dtype)])[0]
 
 
 def _gated_rms_norm(x: mx.array, z: mx.array, w: mx.array, eps: float) -> mx.array:
@@ -36,8 +30,8 @@ def _gated_rms_norm(x: mx.array, z: mx.array, w: mx.array, eps: float) -> mx.arr
     require_dtype("gated_rms_norm", "z", z, *FLOATS)
     require_dtype("gated_rms_norm", "w", w, mx.float32)
     template = (("T", z.dtype), ("WIDTH", z.shape[2]), ("SIMDS", SIMDGROUPS))
-    groups = -(-z.shape[0] * z.shape[1] // SIMDGROUPS)
-    return launch(GATED_RMS_NORM, [x, z, w, _eps(eps)], template, (groups, 1, 1), SIMDGROUPS, [(z.shape, z.dtype)])[0]
+    groups = (-(-z.shape[0] * z.shape[1] // SIMDGROUPS), 1, 1)
+    return launch(GATED_RMS_NORM, [x, z, w, constant(eps)], template, groups, SIMDGROUPS, [(z.shape, z.dtype)])[0]
 
 
 def _swiglu(gate: mx.array, up: mx.array) -> mx.array:

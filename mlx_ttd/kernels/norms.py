@@ -16,8 +16,9 @@ def _gated_rms_norm(x: mx.array, z: mx.array, w: mx.array, eps: float) -> mx.arr
     return (mx.fast.rms_norm(x.astype(mx.float32), w, eps) * (gate * mx.sigmoid(gate))).astype(z.dtype)
 
 
-def _norm_rope(x: mx.array, w: mx.array, eps: float, dims: int, theta: float, offset: int) -> mx.array:
+def _norm_rope(x: mx.array, w: mx.array, eps: float, dims: int, theta: float, offset: int | mx.array) -> mx.array:
     normed = mx.fast.rms_norm(x.astype(mx.float32), w, eps).transpose(1, 0, 2)[None]
+    offset = offset if isinstance(offset, int) else offset[0]
     rotated = mx.fast.rope(normed, dims, traditional=False, base=theta, scale=1.0, offset=offset)
     return rotated[0].transpose(1, 0, 2).astype(x.dtype)
 
@@ -32,10 +33,10 @@ def gated_rms_norm(x: mx.array, z: mx.array, w: mx.array, eps: float) -> mx.arra
     return run("gated_rms_norm", x, z, w, eps)
 
 
-def norm_rope(x: mx.array, w: mx.array, eps: float, dims: int, theta: float, offset: int) -> mx.array:
+def norm_rope(x: mx.array, w: mx.array, eps: float, dims: int, theta: float, offset: int | mx.array) -> mx.array:
     """rms_norm of each head of x [T, heads, n], then rotate-half RoPE (Su et al. 2021) of its first `dims` channels.
 
-    Row t stands at position offset + t. Returns x's shape and dtype.
+    Row t stands at position offset + t; an array's first number is the offset. Returns x's shape and dtype.
     """
     return run("norm_rope", x, w, eps, dims, theta, offset)
 

@@ -25,12 +25,22 @@ class GatedAttention(nn.Module):
 
     def __call__(self, x: mx.array, state: KVState, mode: Mode) -> mx.array:
         """x [T, H] at positions state.offset and on; appends to `state`."""
-        spec, offset = self.spec, state.offset
+        offset = state.offset
+        q, gate, k, v = self.project(x, offset, mode)
+        state.append(k, v)
+        return self.attend(q, gate, state.keys, state.values, offset, mode)
+
+    def project(self, x: mx.array, offset: int | mx.array, mode: Mode) -> tuple[mx.array, ...]:
+        """Queries and their gate [T, heads, head_dim], keys and values [T, kv_heads, head_dim] of x at `offset`."""
+        spec = self.spec
         rope = (spec.eps, spec.rope_dim, spec.rope_theta, offset)
         q, gate = mx.split(self.q(x, mode).reshape(-1, spec.heads, 2 * spec.head_dim), 2, axis=-1)
         k = self.k(x, mode).reshape(-1, spec.kv_heads, spec.head_dim)
         v = self.v(x, mode).reshape(-1, spec.kv_heads, spec.head_dim)
-        q = kernels.norm_rope(q, self.q_norm, *rope)
-        state.append(kernels.norm_rope(k, self.k_norm, *rope), v)
-        out = kernels.attention(q, state.keys, state.values, offset, gate, spec.head_dim**-0.5, mode)
-        return self.o(out, mode)
+        return kernels.norm_rope(q, self.q_norm, *rope), gate, kernels.norm_rope(k, self.k_norm, *rope), v
+
+    def attend(
+        self, q: mx.array, gate: mx.array, keys: mx.array, values: mx.array, offset: int | mx.array, mode: Mode
+    ) -> mx.array:
+        """What comes out of the mixer, [T, H]."""
+        return self.o(kernels.attention(q, keys, values, offset, gate, self.spec.head_dim**-0.5, mode), mode)

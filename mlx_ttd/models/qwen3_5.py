@@ -59,11 +59,14 @@ class DecoderLayer(nn.Module):
         return x
 
     def mix(self, x: mx.array, state: LayerState, mode: Mode) -> mx.array:
-        normed = kernels.rms_norm(x, self.input_norm, self.eps)
-        note(self.index, "input_norm", normed)
-        mixed = self.mixer(normed, state, mode)
+        mixed = self.mixer(self.input_normed(x), state, mode)
         note(self.index, self.kind, mixed)
         return x + mixed
+
+    def input_normed(self, x: mx.array) -> mx.array:
+        normed = kernels.rms_norm(x, self.input_norm, self.eps)
+        note(self.index, "input_norm", normed)
+        return normed
 
     def post_normed(self, x: mx.array) -> mx.array:
         normed = kernels.rms_norm(x, self.post_norm, self.eps)

@@ -7,19 +7,21 @@ Own kernels do everything that multiplies and adds, so that compiling fuses noth
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
 from .. import kernels
-from ..layers import GatedDeltaNet, MoE
+from ..layers import MoE
 from ..observe import watched
 from ..state import LayerState, RecurrentState
 from ..streaming import Lease
 
 if TYPE_CHECKING:
     from .qwen3_5 import DecoderLayer
+
+Graph = Callable[..., tuple[mx.array, ...]]
 
 
 class PassingState:
@@ -37,31 +39,60 @@ class ResidentStep:
 
     def __init__(self, layer: DecoderLayer):
         self.layer = layer
-        self._mix: Callable[..., tuple[mx.array, ...]] = mx.compile(self._trace_mix)
-        self._feed_forward: Callable[..., tuple[mx.array, ...]] = mx.compile(self._trace_feed_forward)
+        self._recurrent: Graph = mx.compile(self._trace_recurrent)
+        self._project: Graph = mx.compile(self._trace_project)
+        self._attend: Graph = mx.compile(self._trace_attend)
 
     def __call__(self, x: mx.array, state: LayerState) -> mx.array | None:
         """x [1, H] one layer on, `state` moved; None where the step cannot run so and nothing was done."""
-        moe = self.layer.mlp
-        if kernels.device_kind() == "cpu" or not isinstance(moe, MoE) or watched():
+        layer, moe = self.layer, self.layer.mlp
+        if kernels.chosen("expert_ffn") != "gpu" or not isinstance(moe, MoE) or watched():
             return None
         lease = moe.experts.provider.whole(moe.layer)
         if lease is None:
             return None
-        if isinstance(self.layer.mixer, GatedDeltaNet) and isinstance(state, RecurrentState):
-            x, conv, recurrent = self._mix(x, state.conv, state.recurrent)
+        bank = (lease.records, lease.slot_of)
+        if isinstance(state, RecurrentState):
+            x, ids, conv, recurrent = self._recurrent(x, state.conv, state.recurrent, *bank)
             state.advance(conv, recurrent, 1)
+        elif layer.mixer.spec.head_dim % 32 == 0:
+            offset = kernels.position(state.offset)
+            q, gate, k, v = self._project(x, offset)
+            state.append(k, v)
+            x, ids = self._attend(x, q, gate, state.keys, state.values, offset, *bank)
         else:
-            x = self.layer.mix(x, state, "decode")
-        x, ids = self._feed_forward(x, lease.records, lease.slot_of)
+            return None
         moe.experts.provider.count_later(moe.layer, ids)
         return x
 
-    def _trace_mix(self, x: mx.array, conv: mx.array, recurrent: mx.array) -> tuple[mx.array, ...]:
-        state = PassingState(conv, recurrent)
-        return self.layer.mix(x, state, "decode"), state.conv, state.recurrent  # type: ignore[arg-type]
+    def _trace_recurrent(
+        self, x: mx.array, conv: mx.array, recurrent: mx.array, records: mx.array, slot_of: mx.array
+    ) -> tuple[mx.array, ...]:
+        state: Any = PassingState(conv, recurrent)
+        x = self.layer.mix(x, state, "decode")
+        return *self._feed_forward(x, records, slot_of), state.conv, state.recurrent
 
-    def _trace_feed_forward(self, x: mx.array, records: mx.array, slot_of: mx.array) -> tuple[mx.array, ...]:
+    def _trace_project(self, x: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
+        attention: Any = self.layer.mixer
+        return attention.project(self.layer.input_normed(x), offset, "decode")
+
+    def _trace_attend(
+        self,
+        x: mx.array,
+        q: mx.array,
+        gate: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        offset: mx.array,
+        records: mx.array,
+        slot_of: mx.array,
+    ) -> tuple[mx.array, ...]:
+        attention: Any = self.layer.mixer
+        x = x + attention.attend(q, gate, keys, values, offset, "decode")
+        return self._feed_forward(x, records, slot_of)
+
+    def _feed_forward(self, x: mx.array, records: mx.array, slot_of: mx.array) -> tuple[mx.array, mx.array]:
+        """x after the layer's experts, and the experts chosen."""
         moe = self.layer.mlp
         assert isinstance(moe, MoE)
         inner = self.layer.post_normed(x)

@@ -33,6 +33,6 @@ def test_conversion_and_verification_in_little_memory(tmp_path: Path) -> None:
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=500).stdout)
     assert found["record_strides"] == [1_769_472]
     assert found["parts"]["experts"] == 16_384 + 256 * 1_769_472
-    assert found["convert"] < 400e6
+    assert found["convert"] < 700e6
     assert found["verify"] < 400e6
     shutil.rmtree(tmp_path)

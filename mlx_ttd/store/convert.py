@@ -4,85 +4,33 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 
-import numpy as np
-
 from ..errors import ConversionError, OptionError
-from ..spec import Matrix
 from .checkpoint import Checkpoint, open_checkpoint
 from .digest import sha256
-from .encodings import Bytes
 from .format import MANIFEST, VERBATIM, VERBATIM_LIMIT
 from .hub import HUB_ID, open_hub_checkpoint
-from .importers.base import row_count
 from .journal import Journal
 from .manifest import Copied, FileEntry, Manifest
-from .pipeline import ahead, behind
+from .pieces import pieces
+from .pipeline import array_workers, behind
 from .plan import Plan, PlannedFile, make_plan
 from .policy import load_policy
 from .progress import Meter, Progress
-from .quantise import convert_rows
 from .sources import Sources, match
 from .writer import FileWriter
 
-RANGE_BYTES = 16 << 20
 SPARE_BYTES = 64 << 20
 
-Piece = tuple[str | int, int, memoryview]
 
-
-def _spans(count: int, unit_bytes: int) -> Iterator[tuple[int, int]]:
-    step = max(1, RANGE_BYTES // unit_bytes)
-    return ((start, min(start + step, count)) for start in range(0, count, step))
-
-
-def _dense_pieces(checkpoint: Checkpoint, file: PlannedFile) -> Iterator[Piece]:
-    def blocks() -> Iterator[tuple[int, int, list[Bytes]]]:
-        for index, planned in enumerate(file.tensors):
-            shape = planned.source.tensor.shape
-            for start, stop in _spans(row_count(shape), shape[-1] * 4):
-                yield index, start, planned.source.read(checkpoint, start, stop)
-
-    for index, start, found in ahead(blocks()):
-        planned = file.tensors[index]
-        name = planned.source.tensor.name
-        packed = convert_rows(found, planned.source.encoding, planned.target)
-        for part, block in zip((name, name + ".scales", name + ".biases"), packed, strict=False):
-            yield part, start * block.shape[1], block.data.cast("B")
-
-
-def _place(records: Bytes, matrix: Matrix, packed: list[Bytes]) -> None:
-    for offset, block in zip((matrix.codes, matrix.scales, matrix.biases), packed, strict=False):
-        assert offset is not None
-        rows = block.reshape(len(records), -1)
-        records[:, offset : offset + rows.shape[1]] = rows
-
-
-def _expert_pieces(checkpoint: Checkpoint, file: PlannedFile) -> Iterator[Piece]:
-    layout, experts = file.layout, file.tensors[0].source.tensor.shape[0]
-    assert layout is not None
-
-    def blocks() -> Iterator[tuple[int, int, list[list[Bytes]]]]:
-        for first, last in _spans(experts, 3 * layout.hidden * layout.inter * 4):
-            rows = [(t.source, t.source.tensor.shape[1]) for t in file.tensors]
-            yield first, last, [source.read(checkpoint, first * n, last * n) for source, n in rows]
-
-    for first, last, found in ahead(blocks()):
-        records = np.zeros((last - first, layout.stride), np.uint8)
-        for matrix, planned, block in zip((layout.gate_up, layout.down), file.tensors, found, strict=True):
-            _place(records, matrix, convert_rows(block, planned.source.encoding, planned.target))
-        for i, record in enumerate(records):
-            yield first + i, (first + i) * layout.stride, record.data
-
-
-def _write(checkpoint: Checkpoint, file: PlannedFile, meter: Meter) -> FileEntry:
-    pieces = (_dense_pieces if file.layout is None else _expert_pieces)(checkpoint, file)
+def _write(checkpoint: Checkpoint, file: PlannedFile, workers: Executor, meter: Meter) -> FileEntry:
     writer = FileWriter(file.header)
     try:
         with behind(writer.write) as write:
-            for part, position, data in pieces:
+            for part, position, data in pieces(checkpoint, file, workers):
                 write(part, position, data)
                 meter.advance(len(data))
         return writer.finish()
@@ -149,11 +97,12 @@ def _write_files(
     _check_space(left + checkpoint.transient_bytes(needs) + SPARE_BYTES, journal.store)
     downloads = checkpoint.download_bytes(set().union(*needs))
     meter.begin(plan.total_bytes + downloads, plan.total_bytes - left)
-    for i, name in enumerate(waiting):
-        checkpoint.release(set().union(*needs[i:]))
-        meter.current = name
-        done[name] = _write(checkpoint, plan.files[name], meter)
-        journal.record(name, done[name])
+    with array_workers() as workers:
+        for i, name in enumerate(waiting):
+            checkpoint.release(set().union(*needs[i:]))
+            meter.current = name
+            done[name] = _write(checkpoint, plan.files[name], workers, meter)
+            journal.record(name, done[name])
     return {name: done[name] for name in plan.files}
 
 

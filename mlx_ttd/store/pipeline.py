@@ -1,15 +1,20 @@
-"""Reading ahead of a computation and writing behind it, each on one thread, with few ranges in flight."""
+"""Reading ahead of a computation, computing on several workers, writing behind: all in order, few ranges in flight."""
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Barrier
 from typing import Any, TypeVar
 
-DEPTH = 2
+import mlx.core as mx
 
+DEPTH, MOST_WORKERS = 2, 4
+
+S = TypeVar("S")
 T = TypeVar("T")
 _END: Any = object()
 
@@ -21,6 +26,35 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
         while (item := waiting.popleft().result()) is not _END:
             yield item
             waiting.append(pool.submit(next, items, _END))
+
+
+@contextmanager
+def array_workers() -> Iterator[Executor]:
+    """Threads for MLX operations: as many as CPUs, at most four; one where they run on a GPU."""
+    count = 1 if mx.default_device() == mx.gpu else min(MOST_WORKERS, os.cpu_count() or 1)
+    everyone = Barrier(count)
+
+    def leave(_: int) -> None:
+        everyone.wait()
+        mx.clear_streams()
+
+    with ThreadPoolExecutor(count, "quantise") as pool:
+        try:
+            yield pool
+        finally:
+            # A thread's MLX stream outlives the thread unless it is cleared there.
+            list(pool.map(leave, range(count)))
+
+
+def mapped(function: Callable[[S], T], items: Iterator[S], workers: Executor) -> Iterator[T]:
+    """`function` of each item, in order, computed by the workers a few items ahead."""
+    waiting: deque[Future[T]] = deque()
+    for item in items:
+        waiting.append(workers.submit(function, item))
+        if len(waiting) > MOST_WORKERS:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 @contextmanager

@@ -1,0 +1,74 @@
+"""The bytes of a planned file, piece by piece: ranges read ahead, packed by several workers, handed over in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor
+
+import numpy as np
+
+from ..spec import Matrix
+from .checkpoint import Checkpoint
+from .encodings import Bytes
+from .importers.base import row_count
+from .pipeline import ahead, mapped
+from .plan import PlannedFile, PlannedTensor
+from .quantise import convert_rows
+
+RANGE_BYTES = 16 << 20
+
+Piece = tuple[str | int, int, memoryview]  # tensor name or expert, position in the tensor or the records, bytes
+
+
+def _spans(count: int, unit_bytes: int) -> Iterator[tuple[int, int]]:
+    step = max(1, RANGE_BYTES // unit_bytes)
+    return ((start, min(start + step, count)) for start in range(0, count, step))
+
+
+def _dense(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> Iterator[list[Piece]]:
+    def read() -> Iterator[tuple[PlannedTensor, int, list[Bytes]]]:
+        for planned in file.tensors:
+            shape = planned.source.tensor.shape
+            for start, stop in _spans(row_count(shape), shape[-1] * 4):
+                yield planned, start, planned.source.read(checkpoint, start, stop)
+
+    def pack(found: tuple[PlannedTensor, int, list[Bytes]]) -> list[Piece]:
+        planned, start, blocks = found
+        name = planned.source.tensor.name
+        packed = convert_rows(blocks, planned.source.encoding, planned.target)
+        parts = zip((name, name + ".scales", name + ".biases"), packed, strict=False)
+        return [(part, start * block.shape[1], block.data.cast("B")) for part, block in parts]
+
+    return mapped(pack, ahead(read()), workers)
+
+
+def _place(records: Bytes, matrix: Matrix, packed: list[Bytes]) -> None:
+    for offset, block in zip((matrix.codes, matrix.scales, matrix.biases), packed, strict=False):
+        assert offset is not None
+        rows = block.reshape(len(records), -1)
+        records[:, offset : offset + rows.shape[1]] = rows
+
+
+def _experts(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> Iterator[list[Piece]]:
+    layout, experts = file.layout, file.tensors[0].source.tensor.shape[0]
+    assert layout is not None
+
+    def read() -> Iterator[tuple[int, int, list[list[Bytes]]]]:
+        rows = [(t.source, t.source.tensor.shape[1]) for t in file.tensors]
+        for first, last in _spans(experts, 3 * layout.hidden * layout.inter * 4):
+            yield first, last, [source.read(checkpoint, first * n, last * n) for source, n in rows]
+
+    def pack(found: tuple[int, int, list[list[Bytes]]]) -> list[Piece]:
+        first, last, blocks = found
+        records = np.zeros((last - first, layout.stride), np.uint8)
+        for matrix, planned, block in zip((layout.gate_up, layout.down), file.tensors, blocks, strict=True):
+            _place(records, matrix, convert_rows(block, planned.source.encoding, planned.target))
+        return [(first + i, (first + i) * layout.stride, record.data) for i, record in enumerate(records)]
+
+    return mapped(pack, ahead(read()), workers)
+
+
+def pieces(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> Iterator[Piece]:
+    """Every byte after the header, once, in ascending position within each tensor or record."""
+    for batch in (_dense if file.layout is None else _experts)(checkpoint, file, workers):
+        yield from batch

@@ -135,6 +135,12 @@ CASES: dict[str, Call] = {
         for mode in ("decode", "prefill")
     },
     **{f"gated_delta T={t}": gated_delta_call(t) for t in ROWS},
+    "linear_pair": lambda: kernels.linear_pair(
+        numbers(1, 2, 192), packed(1, 70, 192, 4, 64), packed(2, 40, 192, 4, 64), "verify"
+    ),
+    "swiglu_linear": lambda: kernels.swiglu_linear(
+        numbers(1, 2, 192), packed(1, 70, 192, 4, 64), packed(2, 70, 192, 4, 64), "verify"
+    ),
     "gated_delta bf16": gated_delta_call(3, mx.bfloat16),
     "router of 16": router_call(3, 16, 4),
     "router of 512": router_call(2, 512, 10),
@@ -249,11 +255,21 @@ def test_the_long_product_equals_the_short_one(simulated: None, monkeypatch: pyt
     x, w = numbers(1, 1, 256), packed(2, 300, 256, 4, 64)
     short = kernels.head(x, w, None, "decode")
     monkeypatch.setattr(gpu_linear, "THREADGROUPS", 1)
-    gpu_linear._matvec.cache_clear()
+    gpu_linear.matvec.cache_clear()
     with metal_sim.options() as runs:
         assert mx.array_equal(kernels.head(x, w, None, "decode"), short)
-    gpu_linear._matvec.cache_clear()
+    gpu_linear.matvec.cache_clear()
     assert "matvec_long" in runs[0].source.name
+
+
+@needs_sim
+def test_two_products_in_one_launch_equal_one_after_the_other(simulated: None) -> None:
+    x, w, v = numbers(1, 3, 192, dtype=mx.bfloat16), packed(2, 72, 192, 4, 64), packed(3, 40, 192, 4, 64)
+    for together, w_or_v in zip(kernels.linear_pair(x, w, v, "decode"), (w, v), strict=True):
+        assert mx.array_equal(together, kernels.linear(x, w_or_v, "decode"))
+    u = packed(4, 72, 192, 4, 64)
+    apart = kernels.swiglu(kernels.linear(x, w, "decode"), kernels.linear(x, u, "decode"))
+    assert mx.array_equal(kernels.swiglu_linear(x, w, u, "decode"), apart)
 
 
 @needs_sim

@@ -7,6 +7,7 @@ from . import (
     gpu_experts,
     gpu_gated_delta,
     gpu_linear,
+    gpu_linear_pair,
     gpu_norms,
     gpu_router,
     native_attention,
@@ -21,10 +22,10 @@ from .backend import Mode, chosen, device_kind, forced, set_backend, used
 from .bank import bank_write
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .gated_delta import GatedDelta, gated_delta
-from .gates import sigmoid_scaled, swiglu
+from .gates import sigmoid_scaled, swiglu, swiglu_linear
 from .gpu_attention import position
 from .host import to_host
-from .linear import BLOCK, head, linear
+from .linear import BLOCK, head, linear, linear_pair
 from .native import native_status
 from .norms import gated_rms_norm, norm_rope, rms_norm
 from .router import router
@@ -49,6 +50,7 @@ __all__ = [
     "gated_rms_norm",
     "head",
     "linear",
+    "linear_pair",
     "native_status",
     "norm_rope",
     "part_views",
@@ -58,6 +60,7 @@ __all__ = [
     "set_backend",
     "sigmoid_scaled",
     "swiglu",
+    "swiglu_linear",
     "to_host",
     "used",
 ]

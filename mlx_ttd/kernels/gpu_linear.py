@@ -36,9 +36,10 @@ LONG = 8
 
 
 @cache
-def _matvec(
+def matvec(
     rows: int, cols: int, bits: int, group: int, stored: mx.Dtype, scale: mx.Dtype, out: mx.Dtype
 ) -> tuple[Text, Geometry]:
+    """The text and its geometry for a matrix [rows, cols] of numbers `stored` as and scaled by such types."""
     chunks = cols * bits // 128
     lanes = lanes_per_row(chunks)
     tile = SIMDGROUPS * SIMD_WIDTH // lanes
@@ -62,7 +63,7 @@ def _matvec(
     return text, Geometry(min(tiles, THREADGROUPS) if text is MATVEC_LONG else tiles, template)
 
 
-def _stored(w: Weight) -> tuple[list[mx.array], int, int]:
+def stored(w: Weight) -> tuple[list[mx.array], int, int]:
     """The arrays that a text takes, and bits and group (0 for plain numbers, whose scales no text reads)."""
     if w.mode == "plain":
         return [w.weight, w.weight, w.weight], w.weight.itemsize * 8, 0
@@ -74,8 +75,8 @@ def _stored(w: Weight) -> tuple[list[mx.array], int, int]:
 def multiply(x: mx.array, w: Weight, out: mx.Dtype) -> mx.array:
     """x [T, in] times w [out, in] transposed, [T, out] of type `out`; a row's bits depend on that row alone."""
     require_dtype("linear", "x", x, *FLOATS)
-    arrays, bits, group = _stored(w)
-    text, geometry = _matvec(w.rows, x.shape[1], bits, group, w.weight.dtype, arrays[1].dtype, out)
+    arrays, bits, group = stored(w)
+    text, geometry = matvec(w.rows, x.shape[1], bits, group, w.weight.dtype, arrays[1].dtype, out)
     grid = (geometry.threadgroups, x.shape[0], 1)
     return launch(text, [x, *arrays], geometry.template, grid, SIMDGROUPS, [((x.shape[0], w.rows), out)])[0]
 
@@ -83,7 +84,7 @@ def multiply(x: mx.array, w: Weight, out: mx.Dtype) -> mx.array:
 def multiply_tiles(x: mx.array, w: Weight, out: mx.Dtype) -> mx.array:
     """As `multiply`, with other bits, for many rows: a weight is read once for TILE of them."""
     require_dtype("linear", "x", x, *FLOATS)
-    arrays, bits, group = _stored(w)
+    arrays, bits, group = stored(w)
     template = (
         ("O", out),
         ("W", w.weight.dtype),
@@ -111,7 +112,7 @@ def _packing_fits(w: Weight) -> bool:
 
 def multiply_fits(x: mx.array, w: Weight) -> bool:
     """Whether `multiply` takes these shapes and this format."""
-    _, bits, _ = _stored(w) if _packing_fits(w) else ([], 0, 0)
+    _, bits, _ = stored(w) if _packing_fits(w) else ([], 0, 0)
     return bits > 0 and x.shape[1] % (128 // bits) == 0 and staged_bytes(x.shape[1]) <= THREADGROUP_BYTES
 
 

@@ -37,9 +37,18 @@ def _head(x: mx.array, w: Weight, window: tuple[int, int] | None, mode: Mode) ->
     return _linear(x, w, mode).astype(mx.float32)
 
 
+def _linear_pair(x: mx.array, w: Weight, v: Weight, mode: Mode) -> tuple[mx.array, mx.array]:
+    return linear(x, w, mode), linear(x, v, mode)
+
+
 def linear(x: mx.array, w: Weight, mode: Mode) -> mx.array:
     """x [T, in] times w [out, in] transposed: [T, out] in x's dtype (f32, bf16 or f16)."""
     return run("linear", x, w, mode)
+
+
+def linear_pair(x: mx.array, w: Weight, v: Weight, mode: Mode) -> tuple[mx.array, mx.array]:
+    """`linear` of x by w and by v, bit for bit; in one launch where a GPU can."""
+    return run("linear_pair", x, w, v, mode)
 
 
 def head(x: mx.array, w: Weight, window: tuple[int, int] | None, mode: Mode) -> mx.array:
@@ -48,4 +57,5 @@ def head(x: mx.array, w: Weight, window: tuple[int, int] | None, mode: Mode) -> 
 
 
 register("linear", "reference", _linear)
+register("linear_pair", "reference", _linear_pair)
 register("head", "reference", _head)

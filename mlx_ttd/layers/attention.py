@@ -35,8 +35,8 @@ class GatedAttention(nn.Module):
         spec = self.spec
         rope = (spec.eps, spec.rope_dim, spec.rope_theta, offset)
         q, gate = mx.split(self.q(x, mode).reshape(-1, spec.heads, 2 * spec.head_dim), 2, axis=-1)
-        k = self.k(x, mode).reshape(-1, spec.kv_heads, spec.head_dim)
-        v = self.v(x, mode).reshape(-1, spec.kv_heads, spec.head_dim)
+        pair = kernels.linear_pair(x, self.k.packed, self.v.packed, mode)
+        k, v = (rows.reshape(-1, spec.kv_heads, spec.head_dim) for rows in pair)
         return kernels.norm_rope(q, self.q_norm, *rope), gate, kernels.norm_rope(k, self.k_norm, *rope), v
 
     def attend(

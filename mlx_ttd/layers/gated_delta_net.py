@@ -29,10 +29,12 @@ class GatedDeltaNet(nn.Module):
     def __call__(self, x: mx.array, state: RecurrentState, mode: Mode) -> mx.array:
         """x [T, H], the tokens that follow `state`, which moves on."""
         spec = self.spec
+        qkv, z = kernels.linear_pair(x, self.in_qkv.packed, self.in_z.packed, mode)
+        a, b = kernels.linear_pair(x, self.in_a.packed, self.in_b.packed, mode)
         mixed = kernels.gated_delta(
-            self.in_qkv(x, mode),
-            self.in_a(x, mode),
-            self.in_b(x, mode),
+            qkv,
+            a,
+            b,
             state.conv,
             self.conv,
             self.a_log,
@@ -42,5 +44,5 @@ class GatedDeltaNet(nn.Module):
             mode,
         )
         state.advance(mixed.conv_state, mixed.state, x.shape[0])
-        z = self.in_z(x, mode).reshape(-1, spec.value_heads, spec.value_dim)
+        z = z.reshape(-1, spec.value_heads, spec.value_dim)
         return self.out(kernels.gated_rms_norm(mixed.out, z, self.norm, spec.eps).reshape(-1, spec.value_width), mode)

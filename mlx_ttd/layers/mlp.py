@@ -18,4 +18,4 @@ class SwiGLU(nn.Module):
         self.down = weights.linear(prefix + "down")
 
     def __call__(self, x: mx.array, mode: Mode) -> mx.array:
-        return self.down(kernels.swiglu(self.gate(x, mode), self.up(x, mode)), mode)
+        return self.down(kernels.swiglu_linear(x, self.gate.packed, self.up.packed, mode), mode)

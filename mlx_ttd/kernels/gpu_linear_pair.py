@@ -1,0 +1,61 @@
+"""Two dense projections of the same rows in one launch, on a GPU."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from .backend import Mode, register
+from .gpu import FLOATS, SIMD_WIDTH, Template, Text, lanes_per_row, launch, require_dtype
+from .gpu_linear import SIMDGROUPS, multiply_fits, stored
+from .weight import Weight
+
+INPUTS = ("x", "w", "w_scales", "w_biases", "v", "v_scales", "v_biases")
+TWO = Text("matvec_two", INPUTS, ("w_out", "v_out"), ("packed_rows.h",))
+SWIGLU = Text("matvec_swiglu", INPUTS, ("out",), ("packed_rows.h", "scalar_maths.h"))
+
+
+def _prepare(x: mx.array, w: Weight, v: Weight) -> tuple[list[mx.array], Template, int]:
+    """Inputs, template values, and the rows that a threadgroup takes."""
+    require_dtype("linear", "x", x, *FLOATS)
+    arrays, bits, group = stored(w)
+    lanes = lanes_per_row(x.shape[1] * bits // 128)
+    template = (
+        ("O", x.dtype),
+        ("W", w.weight.dtype),
+        ("COLS", x.shape[1]),
+        ("BITS", bits),
+        ("GROUP", group),
+        ("LANES", lanes),
+        ("SIMDS", SIMDGROUPS),
+    )
+    return [x, *arrays, *stored(v)[0]], template, SIMDGROUPS * SIMD_WIDTH // lanes
+
+
+def _linear_pair(x: mx.array, w: Weight, v: Weight, mode: Mode) -> tuple[mx.array, mx.array]:
+    inputs, template, tile = _prepare(x, w, v)
+    rows = x.shape[0]
+    outputs = [((rows, w.rows), x.dtype), ((rows, v.rows), x.dtype)]
+    first, second = launch(TWO, inputs, template, (-(-(w.rows + v.rows) // tile), rows, 1), SIMDGROUPS, outputs)
+    return first, second
+
+
+def _swiglu_linear(x: mx.array, gate: Weight, up: Weight, mode: Mode) -> mx.array:
+    inputs, template, tile = _prepare(x, gate, up)
+    rows = x.shape[0]
+    return launch(
+        SWIGLU, inputs, template, (-(-gate.rows // tile), rows, 1), SIMDGROUPS, [((rows, gate.rows), x.dtype)]
+    )[0]
+
+
+def _fits(x: mx.array, w: Weight, v: Weight, mode: Mode) -> bool:
+    one_packing = (w.mode, w.bits, w.group, [a.dtype for a in w.arrays]) == (
+        v.mode,
+        v.bits,
+        v.group,
+        [a.dtype for a in v.arrays],
+    )
+    return mode != "prefill" and one_packing and multiply_fits(x, w)
+
+
+register("linear_pair", "gpu", _linear_pair, _fits)
+register("swiglu_linear", "gpu", _swiglu_linear, _fits)

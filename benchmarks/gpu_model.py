@@ -1,9 +1,10 @@
 """A whole model of Qwen3.6-35B-A3B's shapes, int4, all in a GPU's memory: this library and mlx-lm in one run.
 
-    python -m benchmarks.gpu_model [--layers N] [--json FILE]
+    python -m benchmarks.gpu_model [--layers N] [--arms ours mlx_lm] [--prompt N] [--json FILE]
 
-Random weights, made on the GPU; 40 layers take 21 GB for each library and, with compiling, some four minutes. Decode is
-greedy, one token after another, after a prompt of 512; times are medians of alternated rounds, compile time apart.
+Random weights, made on the GPU; 40 layers take 21 GB for each library. Decode is greedy, one token after another, after
+the prompt; times are medians of alternated rounds. The first round of each compiles, which takes minutes, and is told
+apart; kernels stay compiled on disk.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ from mlx_ttd.observe import Counters
 from mlx_ttd.spec import ModelSpec, Quantisation, RecordLayout, model_spec, record_layout, trunk_tensors
 from mlx_ttd.streaming import Lease
 
-PROMPT, ROUNDS, STEPS = 512, 3, 48
+STEPS = 48
 PLAIN = ("moe.router", "shared.scale", "gdn.in_a", "gdn.in_b")
 INT4 = Quantisation(4, 64)
 
@@ -94,7 +97,6 @@ def our_model(spec: ModelSpec) -> Model:
     model = Model(spec, weights, provider, embedding, mx.bfloat16, mx.bfloat16, 4096)
     mx.eval(model.parameters())
     read = weights.nbytes + len(spec.layer_types) * spec.top_k * provider.layout(0).stride
-    print(f"bytes a token: {read / 1e9:.2f} GB")
     model.bytes_a_token = read
     return model
 
@@ -117,24 +119,37 @@ def their_model(config: dict[str, Any]) -> nn.Module:
     return model
 
 
-def our_round(model: Model, tokens: np.ndarray) -> tuple[float, list[float], list[int]]:
-    """Seconds of the prefill, seconds of each decode step, tokens."""
+@dataclass(frozen=True)
+class Round:
+    """Seconds of the prefill, of each decode step, and of the host's part in each, and the tokens."""
+
+    prefill: float
+    steps: list[float]
+    host: list[float]
+    tokens: list[int]
+
+
+def our_round(model: Model, tokens: np.ndarray) -> Round:
     state = model.make_cache()
     mx.eval([s.state for s in state])
     began = time.perf_counter()
     mx.eval(model.hidden_states(model.embed(tokens), state, "prefill"), [s.state for s in state])
-    prefill, steps, token, out = time.perf_counter() - began, [], int(tokens[-1]), []
+    round_ = Round(time.perf_counter() - began, [], [], [])
+    token = int(tokens[-1])
     for _ in range(STEPS):
         began = time.perf_counter()
         hidden = model.hidden_states(model.embed(np.array([token])), state, "decode")
-        token = int(mx.argmax(model.logits(hidden, "decode")[0]).item())
-        steps.append(time.perf_counter() - began)
-        out.append(token)
+        chosen = mx.argmax(model.logits(hidden, "decode")[0])
+        mx.async_eval(chosen)
+        round_.host.append(time.perf_counter() - began)
+        token = int(chosen.item())  # type: ignore[arg-type]
+        round_.steps.append(time.perf_counter() - began)
+        round_.tokens.append(token)
     mx.clear_cache()
-    return prefill, steps, out
+    return round_
 
 
-def their_round(model: Any, tokens: np.ndarray) -> tuple[float, list[float], list[int]]:
+def their_round(model: Any, tokens: np.ndarray) -> Round:
     from mlx_lm.generate import generate_step
     from mlx_lm.models.cache import make_prompt_cache
 
@@ -142,57 +157,55 @@ def their_round(model: Any, tokens: np.ndarray) -> tuple[float, list[float], lis
     began = time.perf_counter()
     model(mx.array(tokens)[None], cache=cache)
     mx.eval([c.state for c in cache])
-    prefill, steps, out = time.perf_counter() - began, [], []
+    round_ = Round(time.perf_counter() - began, [], [], [])
     began = time.perf_counter()
     for token, _ in generate_step(mx.array(tokens[-1:]), model, max_tokens=STEPS, prompt_cache=cache):
-        steps.append(time.perf_counter() - began)
-        out.append(int(token))
+        round_.steps.append(time.perf_counter() - began)
+        round_.tokens.append(int(token))
         began = time.perf_counter()
     mx.clear_cache()
-    return prefill, steps, out
+    return round_
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--without-mlx-lm", action="store_true")
+    parser.add_argument("--arms", nargs="+", choices=("ours", "mlx_lm"), default=["ours", "mlx_lm"])
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     mx.set_default_device(mx.gpu)
     config = read_shape("qwen3.6-35b-a3b", arguments.layers)
-    tokens = np.random.default_rng(1).integers(0, 248_000, PROMPT)
-    began = time.perf_counter()
-    model = our_model(model_spec(config))
-    print(f"made in {time.perf_counter() - began:.0f} s")
-    arms: dict[str, Any] = {"ours": lambda: our_round(model, tokens)}
-    if not arguments.without_mlx_lm:
-        began = time.perf_counter()
-        other = their_model(config)
-        print(f"mlx-lm's made in {time.perf_counter() - began:.0f} s")
-        arms["mlx_lm"] = lambda: their_round(other, tokens)
+    tokens = np.random.default_rng(1).integers(0, 248_000, arguments.prompt)
     results: dict[str, float] = {"copy_gb_s": copy_bandwidth()}
-    prefills: dict[str, list[float]] = {arm: [] for arm in arms}
-    steps: dict[str, list[float]] = {arm: [] for arm in arms}
-    for arm, run in arms.items():
+    runs: dict[str, Callable[[], Round]] = {}
+    if "ours" in arguments.arms:
+        ours = our_model(model_spec(config))
+        results["decode.floor_ms"] = ours.bytes_a_token / results["copy_gb_s"] / 1e6
+        runs["ours"] = partial(our_round, ours, tokens)
+    if "mlx_lm" in arguments.arms:
+        runs["mlx_lm"] = partial(their_round, their_model(config), tokens)
+    for arm, run in runs.items():
         began = time.perf_counter()
         first = run()
         results[f"{arm}.first_round_s"] = time.perf_counter() - began
-        print(f"{arm}: first round {results[f'{arm}.first_round_s']:.1f} s, its prefill {first[0]:.1f} s", flush=True)
-    for _ in range(ROUNDS):
-        for arm, run in arms.items():
-            prefill, times, out = run()
-            prefills[arm].append(prefill)
-            steps[arm] += times[1:]
-            print(
-                f"{arm}: prefill {prefill * 1e3:.0f} ms, decode {statistics.median(times[1:]) * 1e3:.2f} ms {out[:4]}"
-            )
-    for arm in arms:
-        results[f"{arm}.prefill_512_ms"] = statistics.median(prefills[arm]) * 1e3
-        results[f"{arm}.decode_ms"] = statistics.median(steps[arm]) * 1e3
-    results["decode.floor_ms"] = model.bytes_a_token / results["copy_gb_s"] / 1e6
-    if "mlx_lm" in arms:
+        results[f"{arm}.first_prefill_s"] = first.prefill
+        print(f"{arm}: first round {results[f'{arm}.first_round_s']:.1f} s, prefill {first.prefill:.1f} s", flush=True)
+    rounds: dict[str, list[Round]] = {arm: [] for arm in runs}
+    for _ in range(arguments.rounds):
+        for arm, run in runs.items():
+            rounds[arm].append(now := run())
+            step = statistics.median(now.steps[1:])
+            print(f"{arm}: prefill {now.prefill * 1e3:.0f} ms, decode {step * 1e3:.2f} ms {now.tokens[:4]}", flush=True)
+    for arm, done in rounds.items():
+        results[f"{arm}.prefill_ms"] = statistics.median(r.prefill for r in done) * 1e3
+        results[f"{arm}.decode_ms"] = statistics.median(t for r in done for t in r.steps[1:]) * 1e3
+        if done[0].host:
+            results[f"{arm}.decode_host_ms"] = statistics.median(t for r in done for t in r.host[1:]) * 1e3
+    if len(rounds) == 2:
         results["decode.vs_mlx_lm"] = results["mlx_lm.decode_ms"] / results["ours.decode_ms"]
-        results["prefill_512.vs_mlx_lm"] = results["mlx_lm.prefill_512_ms"] / results["ours.prefill_512_ms"]
+        results[f"prefill_{arguments.prompt}.vs_mlx_lm"] = results["mlx_lm.prefill_ms"] / results["ours.prefill_ms"]
     for name, value in results.items():
         print(f"{name:24} {value:10.3f}")
     print("kernels:", kernels.used)

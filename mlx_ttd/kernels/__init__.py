@@ -23,15 +23,18 @@ from .bank import bank_write
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .gated_delta import GatedDelta, gated_delta
 from .gates import sigmoid_scaled, swiglu, swiglu_linear
+from .gpu_attention import WIDTHS as ATTENTION_WIDTHS
 from .gpu_attention import position
 from .host import to_host
 from .linear import BLOCK, head, linear, linear_pair
+from .native import extension as native_extension
 from .native import native_status
 from .norms import gated_rms_norm, norm_rope, rms_norm
 from .router import router
 from .weight import Weight
 
 __all__ = [
+    "ATTENTION_WIDTHS",
     "BLOCK",
     "GatedDelta",
     "Mode",
@@ -51,6 +54,7 @@ __all__ = [
     "head",
     "linear",
     "linear_pair",
+    "native_extension",
     "native_status",
     "norm_rope",
     "part_views",

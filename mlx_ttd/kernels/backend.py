@@ -47,10 +47,16 @@ def register(op: str, kind: Kind, call: Callable[..., Any], supports: Callable[.
     _variants.setdefault(op, {})[kind] = Variant(call, supports)
 
 
+def _kinds(op: str) -> tuple[Kind, ...]:
+    """Implementations of `op` in the order they are asked. Only a reference stands in for a forced one that none has."""
+    if _forced is None:
+        return ORDER[device_kind()]
+    return (_forced if _forced in _variants[op] else "reference",)
+
+
 def run(op: str, *args: Any) -> Any:
     """Call the first implementation of `op` that supports `args`, and note in `used` which it was."""
-    kinds = (_forced,) if _forced else ORDER[device_kind()]
-    for kind in kinds:
+    for kind in _kinds(op):
         variant = _variants[op].get(kind)
         if variant is not None and variant.supports(*args):
             used[op] = kind
@@ -60,8 +66,7 @@ def run(op: str, *args: Any) -> Any:
 
 def chosen(op: str) -> Kind:
     """The implementation of `op` that is asked first on this machine."""
-    kinds = (_forced,) if _forced else ORDER[device_kind()]
-    return next((kind for kind in kinds if kind in _variants[op]), "reference")
+    return next((kind for kind in _kinds(op) if kind in _variants[op]), "reference")
 
 
 def set_backend(kind: Kind | None) -> None:

@@ -15,6 +15,8 @@ NORM_ROPE = Text("norm_rope", ("x", "w", "eps", "frequencies", "offset"), ("out"
 ATTENTION = Text("attention", ("x", "keys", "values", "gate", "offset", "scale"), ("out",), HEADERS)
 NORM_SIMDGROUPS = 8
 SIMDGROUPS = 16
+# Head widths of which eight numbers a lane make a power of two lanes.
+WIDTHS = (8, 16, 32, 64, 128, 256)
 
 
 @cache
@@ -66,7 +68,7 @@ def _attention(
 
 
 def _attention_fits(q: mx.array, keys: mx.array, *rest: object) -> bool:
-    return rest[-1] != "prefill" and q.shape[2] % SIMD_WIDTH == 0 and q.shape[2] <= 448
+    return rest[-1] != "prefill" and q.shape[2] in WIDTHS
 
 
 def _rope_fits(x: mx.array, w: mx.array, eps: float, dims: int, theta: float, offset: int | mx.array) -> bool:

@@ -50,7 +50,7 @@ def _sigmoid_scaled(scale: mx.array, x: mx.array) -> mx.array:
     return launch(SIGMOID_SCALED, [scale, x], template, groups, SIMDGROUPS, [(x.shape, mx.float32)])[0]
 
 
-register("rms_norm", "gpu", _rms_norm)
+register("rms_norm", "gpu", _rms_norm, lambda x, w, eps: x.shape[-1] % 4 == 0)
 register("gated_rms_norm", "gpu", _gated_rms_norm, lambda x, z, w, eps: z.shape[2] % SIMD_WIDTH == 0)
 register("swiglu", "gpu", _swiglu, lambda gate, up: gate.ndim == 2)
 register("sigmoid_scaled", "gpu", _sigmoid_scaled)

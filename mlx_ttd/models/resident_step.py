@@ -55,7 +55,7 @@ class ResidentStep:
         if isinstance(state, RecurrentState):
             x, ids, conv, recurrent = self._recurrent(x, state.conv, state.recurrent, *bank)
             state.advance(conv, recurrent, 1)
-        elif layer.mixer.spec.head_dim % 32 == 0:
+        elif layer.mixer.spec.head_dim in kernels.ATTENTION_WIDTHS:
             offset = kernels.position(state.offset)
             q, gate, k, v = self._project(x, offset)
             state.append(k, v)

@@ -72,7 +72,7 @@ static inline void multiply_row(const Matrix& m, const uint8_t* rows, const Wide
       for (int r = 0; r < R; ++r)
         lanes[r] = fma(load_some(Codes::group(at[r], groups, nullptr, nullptr), static_cast<int>(m.cols % 16)), load(x), lanes[r]);
   }
-  sum_rows<R>(lanes, out);
+  sum_each<R>(lanes, out);
 }
 
 // `steps` steps of R rows into out, the rows of a step side by side.
@@ -131,7 +131,7 @@ static inline void multiply_panel(const Matrix& m, const uint8_t* codes, const W
         with_constant<float_tokens>(some, [&](auto T) {
           multiply_tile<R, T>(panel + row * block_steps * 16, at, steps, from == 0, lanes);
           if (from + steps == m.steps())
-            for (int t = 0; t < T; ++t) sum_rows<R>(lanes + t * R, out + (token + t) * block_rows + row);
+            for (int t = 0; t < T; ++t) sum_each<R>(lanes + t * R, out + (token + t) * block_rows + row);
         });
       });
     }

@@ -58,10 +58,10 @@ template <int group, class S, int R, int T>
     for (; b < blocks && 128 * (b + 1) <= columns; ++b) add_block(b, std::true_type());
     if (b < blocks && 128 * b < columns) add_block(b, std::false_type());
   }
-  for (int t = 0; t < T; ++t) {
-    sum_rows<R>(lanes[t], out + t * block_rows);
-    for (int r = 0; r < R; ++r) out[t * block_rows + r] *= x[t].unit;
-  }
+  float totals[T * R];
+  sum_each<T * R>(&lanes[0][0], totals);
+  for (int t = 0; t < T; ++t)
+    for (int r = 0; r < R; ++r) out[t * block_rows + r] = totals[t * R + r] * x[t].unit;
 }
 
 template <int group, class S>

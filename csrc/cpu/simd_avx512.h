@@ -114,16 +114,14 @@ static inline Floats spread(const Scales& scales, int b) {
 }
 static inline Scales keep(Floats scales) { return scales; }
 
-template <class T>
-static inline Floats load_some(const T* p, int count) {
-  const __mmask16 mask = static_cast<__mmask16>((1u << count) - 1u);
-  if constexpr (sizeof(T) == 4) {
-    return {_mm512_maskz_loadu_ps(mask, p)};
-  } else {
-    T lanes[16];
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), _mm256_maskz_loadu_epi16(mask, p));
-    return load(lanes);
-  }
+static inline __mmask16 first_lanes(int count) { return static_cast<__mmask16>((1u << count) - 1u); }
+static inline Floats load_some(const float* p, int count) { return {_mm512_maskz_loadu_ps(first_lanes(count), p)}; }
+static inline Floats load_some(const bf16* p, int count) {
+  const __m256i raw = _mm256_maskz_loadu_epi16(first_lanes(count), p);
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16))};
+}
+static inline Floats load_some(const f16* p, int count) {
+  return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(count), p))};
 }
 
 // Rows of weights and of activations that are multiplied at once: as many as there are registers for.

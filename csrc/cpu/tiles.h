@@ -31,13 +31,12 @@ static inline void over_tiles(int count, F&& f) {
     for (; first < count; ++first) f(first, std::integral_constant<int, 1>());
 }
 
-// The sums of R vectors to out[0, R).
-template <int R>
-static inline void sum_rows(const Floats* lanes, float* out) {
-  if constexpr (R == 4)
-    sums(lanes[0], lanes[1], lanes[2], lanes[3], out);
-  else
-    for (int r = 0; r < R; ++r) out[r] = sum(lanes[r]);
+// The sums of n vectors to out[0, n).
+template <int n>
+static inline void sum_each(const Floats* lanes, float* out) {
+  int i = 0;
+  for (; i + 4 <= n; i += 4) sums(lanes[i], lanes[i + 1], lanes[i + 2], lanes[i + 3], out + i);
+  for (; i < n; ++i) out[i] = sum(lanes[i]);
 }
 
 }  // namespace ttd::TTD_ISA

@@ -25,9 +25,15 @@ def _attention_scores() -> bool:
     return kernels.chosen("attention") == "reference"
 
 
-def divide_budget(store: Store, options: Options, context: int) -> Division:
-    """How `options.memory` is divided for `store`. BudgetError names the least budget."""
-    total = auto_budget() if options.memory == "auto" else parse_size(options.memory)
+def total_bytes(memory: str | int) -> int:
+    """What a memory option means on this machine, in bytes."""
+    return auto_budget() if memory == "auto" else parse_size(memory)
+
+
+def divide_budget(store: Store, options: Options, context: int, total: int | None = None) -> Division:
+    """How `total` bytes, by default `options.memory`, are divided for `store`. BudgetError names the least budget."""
+    if total is None:
+        total = total_bytes(options.memory)
     dtype, kv_dtype = dtypes(options)
     held = state.state_bytes(store.spec, context, dtype.size, kv_dtype.size)
     chunk = -(-options.prefill_chunk // kernels.BLOCK) * kernels.BLOCK

@@ -4,50 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
-from importlib import resources
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from .allocation import divide_budget
-from .errors import BudgetError, StoreError
-from .llm import LLM, Prompt, Stats
+from .errors import BudgetError, OptionError
+from .llm import LLM
 from .observe import Recorder, Trace, probing
+from .open_models import close_open, note_open
 from .options import make_options
+from .progress_line import interactive
+from .prompts import Prompt
+from .stats import Stats
 from .store import VerifyReport, convert, open_store
 from .store import info as store_info
 from .store import verify as verify_store
+from .store_paths import demo_path, store_path
 
 __all__ = ["LLM", "Prompt", "Stats", "convert", "demo_path", "info", "load", "store_path", "trace", "verify"]
 
 
-def demo_path() -> Path:
-    """The bundled demo store: a small Qwen3.5-MoE trained on the King James Bible."""
-    return Path(str(resources.files("mlx_ttd") / "demo" / "store"))
-
-
-def store_path(path_or_id: str | os.PathLike[str]) -> Path:
-    """The store directory that `path_or_id` means; "demo" is the bundled one. StoreError says how to make one."""
-    if path_or_id == "demo":
-        return demo_path()
-    path = Path(path_or_id)
-    if (path / "manifest.json").is_file():
-        return path
-    if (path / "config.json").is_file():
-        hint = f"mlx-ttd convert {path} {path.name}.ttd"
-        raise StoreError(f"{path} is a checkpoint, not a store; make one with `{hint}`.")
-    raise StoreError(f"{path} is not a store: it has no manifest.json; name a *.ttd directory, or 'demo'.")
-
-
 def info(store: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
     """What a store holds and costs, in bytes, without loading it; `least_bytes` is the smallest budget that runs."""
-    opened = open_store(store_path(store))
     chosen = make_options(options)
+    opened = open_store(store_path(store, chosen))
     context = min(chosen.context, opened.spec.max_context)
     try:
-        least = divide_budget(opened, replace(chosen, memory=1 << 49), context).least
+        least = divide_budget(opened, changed(chosen, memory=1 << 49), context).least
     except BudgetError as error:
         least = error.least_bytes or 0
     return store_info(opened.path) | {"context": context, "least_bytes": least}
@@ -65,7 +51,7 @@ def trace(store: str | os.PathLike[str], prompt: Prompt, folder: str | os.PathLi
 
     `options` are those of `load`. See mlx_ttd.observe.trace for the format.
     """
-    with load(store, **options) as llm:
+    with load(store, replace=False, **options) as llm:
         tokens = llm.encode(prompt)
         cache = llm.model.make_cache()
         recorder = Recorder()
@@ -77,12 +63,36 @@ def trace(store: str | os.PathLike[str], prompt: Prompt, folder: str | os.PathLi
     return found
 
 
-def load(path_or_id: str | os.PathLike[str], memory: str | int = "auto", **options: Any) -> LLM:
+def load(
+    path_or_id: str | os.PathLike[str],
+    memory: str | int = "auto",
+    *,
+    share: LLM | None = None,
+    replace: bool | None = None,
+    **options: Any,
+) -> LLM:
     """Load a store under a memory budget.
 
-    path_or_id: a *.ttd directory, or "demo" for the bundled model. memory: bytes, "3GB" (10^9), "2.5GiB" (2^30) or
-    "auto", a hard bound on everything the library keeps. The other options are those of `Options`; MLX_TTD_<NAME>
-    mirrors each. Raises StoreError, BudgetError (naming the least budget that works), OptionError.
+    path_or_id: a *.ttd directory, "demo" for the bundled model, or a hub id whose store is in the option `stores`.
+    memory: bytes, "3GB" (10^9), "2.5GiB" (2^30) or "auto", a hard bound on everything the library keeps. share: a
+    model whose budget and reading threads this one uses too; it gets what that one leaves. replace: close the open
+    models of the same store first; None does so in IPython and Jupyter, where a cell is run again. The other options
+    are those of `Options`; MLX_TTD_<NAME> mirrors each. Raises StoreError, BudgetError (naming the least budget that
+    works), OptionError.
     """
-    given = {"memory": memory, **options} if memory != "auto" else options
-    return LLM(open_store(store_path(path_or_id)), make_options(given))
+    if share is not None and memory != "auto":
+        raise OptionError("memory= and share= exclude each other: the budget is that of the model to share with.")
+    chosen = make_options({"memory": memory, **options} if memory != "auto" else options)
+    store = open_store(store_path(path_or_id, chosen))
+    if interactive() if replace is None else replace:
+        close_open(store.path, keep=share)
+    try:
+        return note_open(LLM(store, chosen, share))
+    except BudgetError as error:
+        if share is None:
+            raise
+        raise BudgetError(
+            f"{store.path} needs at least {error.least_bytes or 0:,} bytes and {share.store.path} leaves "
+            f"{max(0, share.ledger.free):,} of {share.ledger.total:,}; give that one fewer slots= or more memory=.",
+            least_bytes=error.least_bytes,
+        ) from None

@@ -11,8 +11,9 @@ from typing import Any
 from .api import load
 from .errors import OptionError, TTDError
 from .generation import Response
-from .llm import Prompt, Stats
 from .observe import MachineState, machine_state
+from .prompts import Prompt
+from .stats import Stats
 
 SCHEMA = 1
 NOISY_SPREAD = 0.25
@@ -121,7 +122,7 @@ def compare(
     runs: dict[str, list[tuple[Response, Stats]]] = {name: [] for name in arms}
     for _ in range(rounds):
         for name, own in arms.items():
-            with load(store, **{**options, **own}) as llm:
+            with load(store, replace=False, **{**options, **own}) as llm:
                 if warm:
                     llm.generate(prompt, max_tokens=max_tokens, ignore_eos=True)
                     llm.stats(reset=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,8 +15,9 @@ import mlx.core as mx
 
 from . import kernels, state
 from ._version import __version__
-from .allocation import divide_budget, dtypes
-from .errors import ContextError, OptionError, StateError
+from .allocation import divide_budget, dtypes, total_bytes
+from .backends import force_backend
+from .errors import ContextError, StateError
 from .generation import (
     Chunk,
     GenerationOptions,
@@ -36,10 +37,12 @@ from .layers import ResidentWeights
 from .models import Model, model_class
 from .observe import Counters
 from .options import Options
+from .progress_line import ProgressLine
+from .prompts import Prompt, check_ids, continued, is_chat
+from .stats import Stats, html_table
 from .store import Store
 from .streaming import (
     ALLOCATOR_RESERVE,
-    Division,
     EmbeddingRows,
     ExpertProvider,
     Ledger,
@@ -48,46 +51,26 @@ from .streaming import (
 )
 from .text import Tokenizer, opens_reasoning
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What a model did since it was loaded or last reset, what it holds, and with which options and kernels it runs."""
-
-    counters: Counters
-    options: Options
-    division: Division
-    kernels: Mapping[str, str]
-    load_seconds: float
-    peak_bytes: int
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of expert requests that were in memory; None before the first."""
-        return self.counters.hits / self.counters.requests if self.counters.requests else None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"hit_rate": self.hit_rate}
-
 
 class LLM:
     """A loaded model. Use `load` to make one; it is also a context manager that closes itself."""
 
-    def __init__(self, store: Store, options: Options):
+    def __init__(self, store: Store, options: Options, beside: LLM | None = None):
         started = time.perf_counter()
-        kernels.set_backend(None if options.backend == "auto" else options.backend)  # type: ignore[arg-type]
+        force_backend(options.backend)
         self.store, self.options = store, options
         self.context = min(options.context, store.spec.max_context)
-        self.division = divide_budget(store, options, self.context)
-        self.ledger = Ledger(self.division.total)
+        self.ledger: Ledger = Ledger(0 if beside else total_bytes(options.memory), beside.ledger if beside else None)
+        self.division = divide_budget(store, options, self.context, self.ledger.free)
         self.ledger.enter("allocator", ALLOCATOR_RESERVE)
         self.ledger.enter("resident", self.division.resident)
         self.ledger.enter("state", self.division.state)
         self.ledger.enter("scratch", self.division.scratch)
         self.counters = Counters()
-        self.provider = self._provider() if store.spec.is_moe else None
-        weights = ResidentWeights(store)
+        self.provider = self._provider(beside) if store.spec.is_moe else None
+        line = ProgressLine(f"loading {store.path.name}", options.progress)
+        bar = line.bar(show_size)
+        weights = ResidentWeights(store, lambda done: bar(done, self.division.resident))
         self.embedding = None
         if store.embedding:
             self.embedding = EmbeddingRows(store.embedding, store.quantisation("embedding"), self.counters)
@@ -95,6 +78,7 @@ class LLM:
         model = model_class(store.spec.model_type)
         self.model: Model = model(store.spec, weights, self.provider, self.embedding, dtype, kv_dtype, self.context)
         mx.eval(self.model.parameters())
+        line.clear()
         self.counters.resident_bytes = weights.bytes_read
         self.fingerprint = {
             "store": store.digest,
@@ -105,17 +89,17 @@ class LLM:
         self._running: Running | None = None
         self._tokenizer: Tokenizer | None = None
         self._turns = Turns()
+        self._first_token_seconds: float | None = None
         self.load_seconds = time.perf_counter() - started
 
-    def _provider(self) -> ExpertProvider:
+    def _provider(self, beside: LLM | None) -> ExpertProvider:
         options = self.options
-        pool = ReadPool(options.depth, options.parts, self.counters)
         return ExpertProvider(
             self.store,
             self.division.slots,
             self.ledger,
             self.counters,
-            pool,
+            ReadPool(options.depth, options.parts, self.counters),
             options.policy,
             options.verify,
             options.read_mode,
@@ -132,25 +116,41 @@ class LLM:
     def has_tokenizer(self) -> bool:
         return (self.store.path / "tokenizer.json").exists()
 
+    @property
+    def closed(self) -> bool:
+        return self._turns.closed
+
     def encode(self, prompt: Prompt, tools: Any = None, **template: Any) -> list[int]:
         """Token ids of a prompt: text as it is, chat messages through the template, or ids, which are only checked."""
         if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
-            ids = self.tokenizer.encode_chat(prompt, tools=tools, **template)  # type: ignore[arg-type]
+            ids: Sequence[int] = self.tokenizer.encode(prompt)
+        elif is_chat(prompt):
+            ids = self.tokenizer.encode_chat(prompt, tools=tools, **template)
         else:
-            ids = [int(token) for token in prompt]  # type: ignore[arg-type]
-        if not ids:
-            raise OptionError("the prompt is empty; give at least one token.")
-        if bad := [token for token in ids if not 0 <= token < self.store.spec.vocab]:
-            raise OptionError(f"token {bad[0]} is outside the vocabulary of {self.store.spec.vocab:,}.")
-        return ids
+            ids = prompt  # type: ignore[assignment]
+        return check_ids(ids, self.store.spec.vocab)
+
+    def _encode_on(self, prompt: Prompt, options: GenerationOptions) -> list[int]:
+        """As `encode`, with the live tokens kept where a chat goes on from them."""
+        if not is_chat(prompt) or self._running is None:
+            return self.encode(prompt, options.tools, **options.template)
+        rendered = self.tokenizer.render_chat(prompt, tools=options.tools, **options.template)
+        return check_ids(
+            continued(self.tokenizer, rendered, self._running.tokens, self._stop_ids()), self.store.spec.vocab
+        )
+
+    def _stop_ids(self) -> frozenset[int]:
+        eos = read_generation_defaults(self.store.path).eos_ids
+        if not self.has_tokenizer:
+            return frozenset(eos)
+        return stop_ids(self.tokenizer.token_id, {*eos, *self.tokenizer.eos_ids})
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Chunk]:
         """Generate piece by piece. `options` are those of `GenerationOptions`.
 
         prompt: text, chat messages ({"role", "content"}) or token ids. A prompt that extends the tokens of the last
-        generation continues from its state. Other threads wait for their turn.
+        generation continues from its state; so do messages that hold its answer as it was, reasoning included. Other
+        threads wait for their turn.
         """
         return self._turns.run(self._stream(prompt, generation_options(options), Record()))
 
@@ -160,18 +160,35 @@ class LLM:
         chunks = list(self._turns.run(self._stream(prompt, generation_options(options), record)))
         return record.response(chunks)
 
+    def score(self, prompt: Prompt, continuation: str | Sequence[int], **options: Any) -> Response:
+        """Teacher forcing: `response.logprobs` are the natural log p of each token of `continuation` after `prompt`.
+
+        Every token runs as a decode step, so the logits are those of generating the same tokens. A text that follows
+        a text is cut into tokens together with it.
+        """
+        if not isinstance(continuation, str):
+            ids = list(continuation)
+        else:
+            before, ids = self.encode(prompt), self.tokenizer.encode(continuation)
+            if isinstance(prompt, str):
+                whole = self.tokenizer.encode(prompt + continuation)
+                ids = whole[len(before) :] if whole[: len(before)] == before else ids
+        return self.generate(prompt, force=check_ids(ids, self.store.spec.vocab), logprobs=True, **options)
+
     def _stream(self, prompt: Prompt, options: GenerationOptions, record: Record) -> Generator[Chunk, None, None]:
-        ids = self.encode(prompt, options.tools, **options.template)
-        if len(ids) > self.context:
+        ids = self._encode_on(prompt, options)
+        needed = len(ids) + max(0, len(options.force) - 1)
+        if needed > self.context:
             raise ContextError(
-                f"the prompt has {len(ids):,} tokens and memory is reserved for {self.context:,}; "
-                f"shorten it or load with context={len(ids) + options.max_tokens}."
+                f"the prompt has {needed:,} tokens and memory is reserved for {self.context:,}; "
+                f"shorten it or load with context={len(ids) + options.length}."
             )
         running = self._continue_or_start(ids)
         fresh = ids[len(running.tokens) :]
         record.begin(len(ids), len(running.tokens))
         text = self._text_stream(prompt, ids, options)
-        limit = min(options.max_tokens, self.context - len(ids) + 1)
+        limit = min(options.length, self.context - len(ids) + 1)
+        line = ProgressLine("reading the prompt", self.options.progress)
         steps = generate_tokens(
             running,
             fresh,
@@ -180,12 +197,15 @@ class LLM:
             options.all_processors(len(ids)),
             self.division.chunk,
             self.counters,
-            options.on_prefill,
+            options.on_prefill or line.bar(),
         )
         try:
             for count, step in enumerate(steps, 1):
                 chunk = text.add(step, last=count == limit)
                 record.add(step)
+                if count == 1:
+                    line.clear()
+                    self._first_token_seconds = record.first - record.started
                 yield chunk
                 if chunk.finish_reason is not None:
                     break
@@ -194,6 +214,7 @@ class LLM:
         except BaseException:
             # A step that was cut short leaves layers at different positions: the state cannot be continued.
             self._running = None
+            line.clear()
             raise
 
     def _continue_or_start(self, ids: Sequence[int]) -> Running:
@@ -205,13 +226,11 @@ class LLM:
         return running
 
     def _text_stream(self, prompt: Prompt, ids: Sequence[int], options: GenerationOptions) -> TextStream | IdStream:
-        eos = read_generation_defaults(self.store.path).eos_ids
+        stops = self._stop_ids() if options.stops else frozenset()
         if not self.has_tokenizer:
-            return IdStream(frozenset() if options.ignore_eos else frozenset(eos), options.logprobs)
+            return IdStream(stops, options.logprobs)
         tokenizer = self.tokenizer
-        stops = frozenset() if options.ignore_eos else stop_ids(tokenizer.token_id, {*eos, *tokenizer.eos_ids})
-        chat = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
-        inside = chat and opens_reasoning(tokenizer.decode(ids[-64:]))
+        inside = is_chat(prompt) and opens_reasoning(tokenizer.decode(ids[-64:]))
         return TextStream(tokenizer, stops, options.stop_strings, inside, options.tools, options.logprobs)
 
     def stats(self, reset: bool = False) -> Stats:
@@ -219,7 +238,13 @@ class LLM:
         if self.provider is not None:
             self.provider.settle()
         stats = Stats(
-            self.counters.copy(), self.options, self.division, dict(kernels.used), self.load_seconds, peak_bytes()
+            self.counters.copy(),
+            self.options,
+            self.division,
+            dict(kernels.used),
+            self.load_seconds,
+            self._first_token_seconds,
+            peak_bytes(),
         )
         if reset:
             for name, value in vars(Counters()).items():
@@ -242,16 +267,29 @@ class LLM:
         return list(snapshot.tokens)
 
     def set_memory(self, memory: str | int) -> None:
-        """Change the budget without loading anew: banks are resized and start empty. BudgetError names the least."""
+        """Change the budget without loading anew: banks are resized and start empty. BudgetError names the least.
+
+        A budget shared with other models is changed for all; this model takes what the others leave.
+        """
+        self._turns.alone(lambda: self._set_memory(memory))
+
+    def _set_memory(self, memory: str | int) -> None:
+        total = total_bytes(memory)
         options = replace(self.options, memory=memory)
-        division = divide_budget(self.store, options, self.context)
-        self.ledger.total = max(self.ledger.total, division.total)
+        others = self.ledger.used - self.ledger.own
+        division = divide_budget(self.store, options, self.context, max(0, total - others))
+        self.ledger.total = max(self.ledger.total, total)
         self.ledger.leave("scratch")
         self.ledger.enter("scratch", division.scratch)
         if self.provider is not None:
             self.provider.resize(division.slots)
-        self.ledger.total = division.total
+        self.ledger.total = total
         self.options, self.division = options, division
+
+    def clear_experts(self) -> None:
+        """Empty every slot, so that what runs next starts as cold as after loading; the live sequence stays."""
+        if self.provider is not None:
+            self._turns.alone(self.provider.clear)
 
     def close(self) -> None:
         """Give all memory and files back. The model cannot be used afterwards; closing twice does nothing."""
@@ -280,8 +318,16 @@ class LLM:
             self.close()
 
     def __repr__(self) -> str:
-        if self._turns.closed:
+        if self.closed:
             return f"<LLM {self.store.path.name}, closed>"
+        return f"<LLM {self.store.path.name}: {', '.join(self._rows().values())}>"
+
+    def _repr_html_(self) -> str:
+        return html_table({"store": str(self.store.path)} | ({"state": "closed"} if self.closed else self._rows()))
+
+    def _rows(self) -> dict[str, str]:
         spec, division = self.store.spec, self.division
-        slots = f", {division.slots} of {spec.experts} experts a layer in memory" if self.provider else ""
-        return f"<LLM {self.store.path.name}: {spec.model_type}, {show_size(division.total)} budget{slots}>"
+        found = {"model": spec.model_type, "budget": f"{show_size(division.total)} budget"}
+        if self.provider is not None:
+            found["experts"] = f"{self.provider.slots} of {spec.experts} experts a layer in memory"
+        return found | {"context": f"{self.context:,} tokens of context"}

@@ -38,7 +38,22 @@ class Options:
         0, "prompt tokens that pass a layer together, rounded to 256; 0: what memory holds", low=0, high=1 << 22
     )
     backend: str = _option("auto", "implementation of every kernel", ("auto", "native", "gpu", "reference"))
-    progress: bool = _option(True, "show progress on standard error while loading")
+    stores: str = _option("~/.cache/mlx_ttd", "directory where the store of a hub id OWNER/NAME is OWNER/NAME.ttd")
+    progress: bool = _option(
+        True, "a line while weights or a long prompt are read, on a terminal or in a notebook, nowhere else"
+    )
+
+
+def describe_options() -> str:
+    """A line per option: name, default, meaning, choices."""
+    lines = []
+    for f in fields(Options):
+        choices = f" ({', '.join(f.metadata['choices'])})" if f.metadata["choices"] else ""
+        lines.append(f"{f.name} = {f.default!r}: {f.metadata['doc']}{choices}")
+    return "\n".join(lines)
+
+
+Options.__doc__ = f"{Options.__doc__}\n\n{describe_options()}\n"
 
 
 def _convert(name: str, text: str, default: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -37,6 +37,14 @@ class Turns:
         """Iterate `work`; its turn begins with the first `next`."""
         self.check()
         return Turn(self, work)
+
+    def alone(self, work: Callable[[], T]) -> T:
+        """Do `work` in a turn of its own."""
+        turn = self.run(work() for _ in range(1))
+        try:
+            return next(turn)
+        finally:
+            turn.close()
 
     def begin(self, turn: Turn) -> None:
         self.check()

@@ -48,7 +48,7 @@ def register(op: str, kind: Kind, call: Callable[..., Any], supports: Callable[.
 
 
 def _kinds(op: str) -> tuple[Kind, ...]:
-    """Implementations of `op` in the order they are asked. Only a reference stands in for a forced one that none has."""
+    """Implementations of `op` in the order asked. A reference stands in for a forced kind that `op` never has."""
     if _forced is None:
         return ORDER[device_kind()]
     return (_forced if _forced in _variants[op] else "reference",)

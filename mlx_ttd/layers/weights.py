@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -27,15 +29,17 @@ class Linear(nn.Module):
 
 
 class ResidentWeights:
-    """Reads each resident tensor of `store` once, when a module asks for it."""
+    """Reads each resident tensor of `store` once, when a module asks for it. report: told the bytes read so far."""
 
-    def __init__(self, store: Store):
-        self.store = store
+    def __init__(self, store: Store, report: Callable[[int], None] | None = None):
+        self.store, self.report = store, report
         self.bytes_read = 0
 
     def array(self, name: str) -> mx.array:
         info = self.store.resident[name]
         self.bytes_read += info.nbytes
+        if self.report is not None:
+            self.report(self.bytes_read)
         return read_tensor(info)
 
     def packed(self, name: str) -> Weight:

@@ -2,15 +2,18 @@
 
 from .convert import convert
 from .format import Norms
+from .hub import HUB_ID
+from .hub_size import hub_bytes
 from .info import info
 from .manifest import Manifest
 from .policy import policies
 from .progress import Progress
 from .reader import MTPStore, Store, open_store, read_tensor
-from .safetensors_file import TensorInfo
+from .safetensors_file import TensorInfo, read_header
 from .verify import VerifyReport, verify
 
 __all__ = [
+    "HUB_ID",
     "MTPStore",
     "Manifest",
     "Norms",
@@ -19,9 +22,11 @@ __all__ = [
     "TensorInfo",
     "VerifyReport",
     "convert",
+    "hub_bytes",
     "info",
     "open_store",
     "policies",
+    "read_header",
     "read_tensor",
     "verify",
 ]

@@ -17,7 +17,7 @@ from ..store import Store
 from .lease import Lease
 from .ledger import Ledger
 from .policies import make_policy
-from .read_pool import Batch, Read, ReadPool, open_for_reading
+from .read_pool import Batch, NativeBatch, Read, ReadPool, open_for_reading
 from .slots import EMPTY, SlotBank
 
 
@@ -29,7 +29,7 @@ class Arrival:
     group: np.ndarray
     missing: np.ndarray
     rows: list[memoryview]
-    batch: Batch | None = None
+    batch: Batch | NativeBatch | None = None
 
     def wait(self) -> None:
         """Return when every record is in its slot. On failure nothing stays pinned and the slots are empty again."""
@@ -75,7 +75,7 @@ class ExpertProvider:
         read_mode: str = "cached",
     ):
         self.store, self.ledger, self.counters, self.pool = store, ledger, counters, pool
-        self.verify, self.read_mode = verify, read_mode
+        self.policy, self.verify, self.read_mode = policy, verify, read_mode
         top_k, experts = store.spec.top_k, store.spec.experts
         if slots < top_k:
             raise BudgetError(f"{slots} slots a layer cannot hold the {top_k} experts a token uses; raise memory=.")
@@ -102,6 +102,13 @@ class ExpertProvider:
         for bank in self.banks:
             bank.allocate(slots)
         self.slots = slots
+
+    def clear(self) -> None:
+        """Empty every slot and forget what was used, as if just loaded."""
+        self.settle()
+        for bank in self.banks:
+            bank.allocate(bank.slots)
+            bank.policy = make_policy(self.policy, bank.experts)
 
     def waves(self, layer: int, ids: np.ndarray) -> Iterator[Lease]:
         """Leases that together hold every expert in `ids` (any shape), in ascending expert id.
@@ -225,14 +232,13 @@ class ExpertProvider:
             )
 
         def check(data: memoryview) -> str | None:
-            if self.verify == "off" or (self.verify == "first-read" and self._verified[layer, expert]):
-                return None
             if hashlib.sha256(data).hexdigest() != self.store.record_digest(layer, expert):
                 return "its SHA-256 is not the manifest's"
             self._verified[layer, expert] = True
             return None
 
-        return Read(fd, start + expert * stride, into, check, fail)
+        known = self.verify == "off" or (self.verify == "first-read" and self._verified[layer, expert])
+        return Read(fd, start + expert * stride, into, None if known else check, fail)
 
     def _open(self, layer: int) -> tuple[int, int]:
         if layer not in self._files:

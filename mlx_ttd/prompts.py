@@ -1,0 +1,40 @@
+"""Prompts in any form, text, chat messages or token ids, as the token ids that a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from .errors import OptionError
+from .text import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | Messages
+
+
+def is_chat(prompt: Prompt) -> TypeGuard[Messages]:
+    """Whether a prompt is a list of chat messages."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def continued(tokenizer: Tokenizer, rendered: str, live: Sequence[int], stops: frozenset[int]) -> list[int]:
+    """Ids of a rendered chat. Where it repeats the `live` tokens and ends their turn, those stay as they were sampled.
+
+    A model may write a text in other tokens than the tokenizer would: read anew, that text would match no state.
+    """
+    known = tokenizer.decode(live)
+    rest = rendered[len(known) :] if live and rendered.startswith(known) else ""
+    ends = tuple(token for i in stops if (token := tokenizer.token(i)))
+    if ends and rest.startswith(ends):
+        return [*live, *tokenizer.encode(rest)]
+    return tokenizer.encode(rendered)
+
+
+def check_ids(ids: Sequence[int], vocab: int) -> list[int]:
+    """`ids` as integers. OptionError where there is none, or one outside the vocabulary."""
+    found = [int(token) for token in ids]
+    if not found:
+        raise OptionError("the prompt is empty; give at least one token.")
+    if bad := [token for token in found if not 0 <= token < vocab]:
+        raise OptionError(f"token {bad[0]} is outside the vocabulary of {vocab:,}.")
+    return found

@@ -1,0 +1,44 @@
+"""Where the store lies that a path, a hub id or "demo" means."""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from pathlib import Path
+
+from .errors import StoreError
+from .options import Options, make_options
+from .store import HUB_ID, hub_bytes
+
+
+def demo_path() -> Path:
+    """The bundled demo store: a small Qwen3.5-MoE trained on the King James Bible."""
+    return Path(str(resources.files("mlx_ttd") / "demo" / "store"))
+
+
+def store_path(path_or_id: str | os.PathLike[str], options: Options | None = None) -> Path:
+    """The store directory that a path, a hub id or "demo" means. StoreError says how to make one.
+
+    The store of the hub id OWNER/NAME is the directory OWNER/NAME.ttd in the option `stores`, unless OWNER/NAME
+    itself is a directory.
+    """
+    if path_or_id == "demo":
+        return demo_path()
+    path = Path(path_or_id)
+    if (path / "manifest.json").is_file():
+        return path
+    if (path / "config.json").is_file():
+        hint = f"mlx-ttd convert {path} {path.name}.ttd"
+        raise StoreError(f"{path} is a checkpoint, not a store; make one with `{hint}`.")
+    if HUB_ID.fullmatch(str(path_or_id)) and not path.exists():
+        return _hub_store(str(path_or_id), options or make_options({}))
+    raise StoreError(f"{path} is not a store: it has no manifest.json; name a *.ttd directory, or 'demo'.")
+
+
+def _hub_store(name: str, options: Options) -> Path:
+    path = Path(options.stores).expanduser() / f"{name}.ttd"
+    if (path / "manifest.json").is_file():
+        return path
+    size = hub_bytes(name)
+    cost = "" if size is None else f", which downloads {size / 1e9:.2f} GB"
+    raise StoreError(f"there is no store of {name} at {path}; make it with `mlx-ttd convert {name} {path}`{cost}.")

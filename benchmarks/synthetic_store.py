@@ -36,7 +36,7 @@ from mlx_ttd.store.writer import FileWriter
 SHAPES = Path(__file__).parent / "shapes"
 SPREAD, EMBEDDING_SPREAD, SHARED = 0.02, 0.5, 0.25
 POOL, RANGE = 1 << 25, 1 << 23
-SKEW = 1.2
+SKEW = 2.4
 BRANCH_ENDS = ("attn.o", "gdn.out", "moe.down", "shared.down", "mlp.down")
 
 Piece = tuple[str | int, int, memoryview]
@@ -151,12 +151,14 @@ def write_file(draws: Draws, file: PlannedFile) -> FileEntry:
         writer.close()
 
 
-def read_shape(shape: str | Path, layers: int | None = None) -> dict[str, Any]:
-    """The config of a named shape (benchmarks/shapes) or of a config.json, cut to `layers` layers."""
+def read_shape(shape: str | Path, layers: int | None = None, experts: int | None = None) -> dict[str, Any]:
+    """The config of a named shape (benchmarks/shapes) or of a config.json, with `layers` layers and `experts` experts."""
     named = SHAPES / f"{shape}.json"
     config = read_json(named if named.is_file() else Path(shape))
+    inner = config.get("text_config", config)
+    if experts is not None:
+        inner["num_experts"] = experts
     if layers is not None:
-        inner = config.get("text_config", config)
         inner["num_hidden_layers"] = layers
         if "layer_types" in inner:
             inner["layer_types"] = inner["layer_types"][:layers]

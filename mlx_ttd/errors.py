@@ -1,8 +1,14 @@
 """Every exception a user can meet, all from `TTDError`; each message says what is wrong, where, and what to do."""
 
+LONGEST = 3000
+
 
 class TTDError(Exception):
-    """Base of every error that mlx_ttd raises on purpose."""
+    """Base of every error that mlx_ttd raises on purpose. What a message quotes of a file is cut to a bounded length."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
 
 
 class ConfigError(TTDError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,16 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from ..errors import StoreError
+from ..errors import ConfigError, StoreError
+from ..spec import read_json
 from .probe import MODEL
 
 FORMAT, VERSION = "mlx_ttd trace", 1
+HEADER_BYTES, MOST_LAYERS = 64 << 20, 4096
+DTYPES = (np.dtype(np.float32), np.dtype(np.int32))
 QUANTITIES = ("embedding", "gdn", "attention", "router.ids", "router.weights", "experts", "hidden", "logits")
 
 
@@ -76,16 +81,31 @@ def load_trace(folder: str | Path) -> Trace:
     """Read what `Trace.save` wrote. StoreError where it is none, of another version, or damaged."""
     folder = Path(folder)
     try:
-        header = json.loads((folder / "trace.json").read_text())
+        header = read_json(folder / "trace.json", HEADER_BYTES)
         if (header["format"], header["version"]) != (FORMAT, VERSION):
             raise ValueError(f"it is {header['format']!r} version {header['version']!r}")
-        arrays = load_file(folder / "trace.safetensors")
-        trace = Trace(header["producer"], header["store"], tuple(header["tokens"]), header["layers"], arrays)
+        trace = Trace(
+            str(header["producer"]),
+            str(header["store"]),
+            tuple(operator.index(token) for token in header["tokens"]),
+            operator.index(header["layers"]),
+            load_file(folder / "trace.safetensors"),
+        )
+        _check(trace)
         if trace.digest != header["digest"]:
             raise ValueError("its digest does not match")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ConfigError, SafetensorError) as error:
         raise StoreError(f"{folder} is not a trace that can be read: {error}; record it again.") from None
     return trace
+
+
+def _check(trace: Trace) -> None:
+    """ValueError unless there is a row a token and at most `MOST_LAYERS` layers."""
+    if not 0 <= trace.layers <= MOST_LAYERS:
+        raise ValueError(f"it has {trace.layers} layers")
+    for name, array in trace.arrays.items():
+        if array.ndim != 2 or len(array) != len(trace.tokens) or not array.size or array.dtype not in DTYPES:
+            raise ValueError(f"{name} is {array.dtype} {list(array.shape)} where {len(trace.tokens)} tokens have a row")
 
 
 @dataclass

@@ -36,6 +36,11 @@ class KVState:
         """Copies of the positions in use."""
         return [mx.contiguous(a[:, : self.offset]) for a in self.state]
 
+    def shapes(self, offset: int) -> list[tuple[int, ...]]:
+        """Of what `filled` gives after `offset` positions."""
+        heads, _, dim = self.keys.shape
+        return [(heads, offset, dim)] * 2
+
     def restore(self, arrays: list[mx.array], offset: int) -> None:
         self.offset = 0
         keys, values = (a.transpose(1, 0, 2) for a in arrays)
@@ -68,6 +73,10 @@ class RecurrentState:
     def filled(self) -> list[mx.array]:
         """Copies of the arrays."""
         return [mx.contiguous(a) for a in self.state]
+
+    def shapes(self, offset: int) -> list[tuple[int, ...]]:
+        """Of what `filled` gives, whatever the offset."""
+        return [a.shape for a in self.state]
 
     def restore(self, arrays: list[mx.array], offset: int) -> None:
         self.conv, self.recurrent = arrays

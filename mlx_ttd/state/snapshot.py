@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import StateError
+from ..store import read_header
 from .sequence import LayerState
 
 
@@ -42,6 +43,10 @@ def put_back(snapshot: Snapshot, state: Sequence[LayerState], fingerprint: dict[
         raise StateError(
             f"the saved state has {len(snapshot.layers)} layers, the model {len(state)}; run the prompt again."
         )
+    for i, (layer, arrays) in enumerate(zip(state, snapshot.layers, strict=True)):
+        found, wanted = [(a.shape, a.dtype) for a in arrays], layer.shapes(len(snapshot.tokens))
+        if found != [(shape, a.dtype) for shape, a in zip(wanted, layer.state, strict=True)]:
+            raise StateError(f"layer {i} of the saved state has other shapes or dtypes; it is damaged: save it again.")
     for layer, arrays in zip(state, snapshot.layers, strict=True):
         layer.restore(list(arrays), len(snapshot.tokens))
     mx.eval([layer.state for layer in state])
@@ -59,11 +64,12 @@ def save(snapshot: Snapshot, path: str | Path) -> None:
 
 def load(path: str | Path) -> Snapshot:
     """Read what `save` wrote. StateError on anything else."""
+    read_header(Path(path), StateError)
     try:
         loaded: Any = mx.load(str(path), format="safetensors", return_metadata=True)
         arrays, metadata = loaded
         tokens = tuple(arrays.pop("tokens").tolist())
-        fingerprint = json.loads(metadata["fingerprint"])
+        fingerprint = dict(json.loads(metadata["fingerprint"]))
         layers: dict[int, dict[int, mx.array]] = {}
         for name, array in arrays.items():
             i, j = name.split(".")

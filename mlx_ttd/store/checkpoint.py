@@ -16,7 +16,7 @@ from .format import CONFIG
 from .safetensors_file import Header, TensorInfo, read_header
 
 INDEX = "model.safetensors.index.json"
-INDEX_BYTES = 64 << 20
+INDEX_BYTES, NAME_CHARACTERS = 64 << 20, 200
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,8 @@ def indexed(root: Path) -> list[str]:
         pure = PurePosixPath(name)
         if pure.is_absolute() or ".." in pure.parts or "\\" in name:
             raise CheckpointError(f"{root / INDEX} names {name!r}, which leads outside the checkpoint.")
+        if not name.isprintable() or len(name) > NAME_CHARACTERS:
+            raise CheckpointError(f"{root / INDEX} names {name[:100]!r}, which is no file's name; download it again.")
     return sorted(set(names.values()))
 
 
@@ -123,6 +125,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     config = read_json(root / CONFIG)
     spec = model_spec(config, str(root / CONFIG))
     headers = [read_header(file, CheckpointError) for file in _shards(root)]
+    if (found := sum(len(header.tensors) for header in headers)) < len(spec.layer_types):
+        raise CheckpointError(
+            f"{root} holds {found:,} tensors, too few for the {len(spec.layer_types):,} layers of its config.json; "
+            "download the files that belong together."
+        )
     fingerprint = fingerprint_of(root / CONFIG, headers)
     state = f"{fingerprint} {[header.path.stat().st_mtime_ns for header in headers]}"
     return Checkpoint(root, config, spec, all_tensors(headers), fingerprint, state, {"repo": None, "revision": None})

@@ -126,10 +126,9 @@ def match(checkpoint: Checkpoint) -> Sources:
             claimed |= source.names()
         except Mismatch as reason:
             problems.append(str(reason))
-            tried = [
-                prefixes.of(tensor) + r.name for move in importer.alternatives(checkpoint.spec, tensor) for r in move
-            ]
-            claimed |= {part for name in tried for part in all_companions(name)}
+            moves, prefix = importer.alternatives(checkpoint.spec, tensor), prefixes.of(tensor)
+            parts = (part for move in moves for rows in move for part in all_companions(prefix + rows.name))
+            claimed |= {part for part in parts if part in checkpoint.tensors}
     extra = [n for n in checkpoint.tensors if n not in claimed and not n.startswith(VISION)]
     problems += [f"no role takes {name}" for name in sorted(extra)]
     if problems:

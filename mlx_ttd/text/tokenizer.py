@@ -116,7 +116,10 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of exactly this token, or None when the vocabulary lacks it."""
-        return self._backend.token_to_id(token)
+        try:
+            return self._backend.token_to_id(token)
+        except UnicodeEncodeError:
+            return None
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of an id, or None when it has none."""

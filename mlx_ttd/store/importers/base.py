@@ -12,7 +12,7 @@ from ..format import Norms
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Rows [start, stop) of source tensor `name` [`shape`], seen as rows of the model tensor's last dimension."""
 

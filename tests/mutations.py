@@ -1,0 +1,165 @@
+"""Hostile inputs drawn from one source of randomness: real files changed a little, and structures made up."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+DEEP = "a deep list"
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, -1, 0, 1, 7, 255, 1 << 31, 1 << 40, (1 << 62) - 1, 1 << 70, 10**400, -0.0, 1.5, 1e308),
+    *(float("nan"), float("inf"), "", "x", "..", "../x", "/etc/passwd", "a\0b", "\ud800", "\u202e", "9" * 5000),
+    *([], {}, [[]], [None], [0, 0], [{}], {"a": 1}, {"": []}, {"__class__": "os.system"}, ["x"] * 300, DEEP),
+)
+DTYPES = ("F32", "BF16", "F16", "U8", "I32", "F64", "I64", "U32", "BOOL", "F8_E4M3", "F4", "C64", "", 3, None)
+SNIPPETS = (
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__ }}",
+    "{{ messages.__reduce__() }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ messages|attr('__class__') }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(100000) %}{{ messages }}{% endfor %}",
+    "{{ 'a' * 10**10 }}",
+    "{{ [0] * 10**9 }}",
+    "{{ 9**9**9 }}",
+    "{{ range(10**12)|list }}",
+    "{{ '%999999999d' % 1 }}",
+    "{{ '{:999999999}'.format(1) }}",
+    "{{ 'x'|indent(10**9) }}",
+    "{{ messages|tojson(indent=10**9) }}",
+    "{{ 'ab'.replace('', 'c' * 90000) }}",
+    "{{ ('x' * 90000).join('y' * 90000) }}",
+    "{% set x = [] %}{% for i in range(99) %}{% set _ = x.append(x) %}{% endfor %}{{ x }}",
+    "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+    "{% set n = namespace(s=(1,)) %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s|length }}",
+    "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% include 'x' %}",
+    "{% import 'os' as os %}{{ os.system('true') }}",
+    "{% extends 'x' %}",
+    "{{ messages|map('upper')|sort|join }}",
+    "{{ messages|groupby('role') }}",
+    "{{ strftime_now('%999999d') }}",
+    "{% set messages = messages + messages %}",
+    "{{ " + "(" * 300 + "1" + ")" * 300 + " }}",
+    "{{ " + "-" * 3000 + "1 }}",
+    "{% if x %}" * 40 + "y" + "{% endif %}" * 40,
+    "{% raw %}",
+    "{{",
+    "#}",
+)
+SYLLABLES = ("{{ ", " }}", "{% ", " %}", "for ", "in ", "if ", "set ", "x", " = ", "|", "length", "[0]", ".", "(", ")")
+
+Make = Callable[[random.Random, Sequence[bytes]], bytes]
+
+
+def encoded(data: Any, rng: random.Random) -> bytes:
+    """JSON, with lists nested deeper than an encoder goes where `DEEP` stands."""
+    depth = rng.choice((60, 200, 5000))
+    return json.dumps(data).replace(f'"{DEEP}"', "[" * depth + "]" * depth).encode()
+
+
+def made_up(rng: random.Random, depth: int = 0) -> Any:
+    """A random JSON value."""
+    kind = rng.randrange(4 if depth < 4 else 2)
+    if kind == 2:
+        return [made_up(rng, depth + 1) for _ in range(rng.randrange(5))]
+    if kind == 3:
+        return {rng.choice(("a", "dtype", "shape", "model", "type", "")): made_up(rng, depth + 1) for _ in range(4)}
+    return copy.deepcopy(rng.choice(VALUES))
+
+
+def changed_tree(rng: random.Random, data: Any, words: Sequence[Any]) -> Any:
+    """`data`, changed in place, with a node replaced, doubled, renamed or gone; `words` stand among the values."""
+    node, above, key = data, None, None
+    while isinstance(node, dict | list) and node and (above is None or rng.randrange(4)):
+        above, key = node, rng.choice(list(node) if isinstance(node, dict) else range(len(node)))
+        node = node[key]
+    value = rng.choice(words) if words and rng.randrange(3) == 0 else made_up(rng, 3)
+    if above is None:
+        return value
+    action = rng.randrange(6)
+    if action == 0:
+        del above[key]
+    elif action == 1 and isinstance(above, dict):
+        above[str(value)[:50]] = above.pop(key)
+    elif action == 1:
+        above.extend(above[: rng.randrange(200)])
+    elif action == 2 and isinstance(node, int | float):
+        above[key] = node * rng.choice((-1, 0, 2, 1000)) + rng.choice((-1, 0, 1))
+    elif action == 2 and isinstance(node, str):
+        above[key] = node[: rng.randrange(len(node) + 1)] + str(value)[:100]
+    else:
+        above[key] = value
+    return data
+
+
+def changed_bytes(rng: random.Random, data: bytes) -> bytes:
+    """`data` with bits flipped, a range cut out, doubled or overwritten, or the end gone."""
+    found = bytearray(data)
+    for _ in range(rng.randrange(1, 5)):
+        at = rng.randrange(len(found) + 1)
+        length = rng.choice((1, 2, 8, 100))
+        action = rng.randrange(5)
+        if action == 0 and at < len(found):
+            found[at] ^= 1 << rng.randrange(8)
+        elif action == 1:
+            del found[at : at + length]
+        elif action == 2:
+            found[at:at] = found[at : at + length]
+        elif action == 3:
+            found[at : at + length] = rng.choice((b"\0", b"\xff", b"9", b"[", b'"', b"{")) * length
+        elif rng.randrange(10) == 0:
+            del found[at:]
+    return bytes(found)
+
+
+def json_text(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """A JSON file: a seed changed as a tree or as bytes, or made up."""
+    seed = rng.choice(seeds)
+    kind = rng.randrange(10)
+    if kind == 0:
+        return changed_bytes(rng, seed)
+    data = made_up(rng) if kind == 1 else json.loads(seed)
+    words = list(data) if isinstance(data, dict) else []
+    for _ in range(rng.randrange(1, 4)):
+        data = changed_tree(rng, data, words)
+    return encoded(data, rng)
+
+
+def safetensors(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """A safetensors file: a seed with its header changed, its bytes changed, or tensors made up."""
+    seed = rng.choice(seeds)
+    start = 8 + int.from_bytes(seed[:8], "little")
+    kind = rng.randrange(10)
+    if kind == 0:
+        return changed_bytes(rng, seed)
+    if kind == 1:
+        return rng.choice((0, 1, start, 1 << 31, 1 << 63)).to_bytes(8, "little") + seed[8:]
+    header, data = json.loads(seed[8:start]), seed[start:]
+    if kind < 5:
+        for name in rng.sample(list(header), rng.randrange(len(header) + 1)):
+            size = rng.choice((0, 1, 4, 4096))
+            entry = {"dtype": rng.choice(DTYPES), "shape": [size, rng.choice((0, 1, 2, 1 << 40))]}
+            header[name] = entry | {"data_offsets": [0, rng.choice((0, 4, size * 4, size * 8))]}
+    else:
+        for _ in range(rng.randrange(1, 4)):
+            header = changed_tree(rng, header, list(header) if isinstance(header, dict) else [])
+    text = encoded(header, rng)
+    return len(text).to_bytes(8, "little") + text + data[: rng.choice((len(data), len(data) // 2))]
+
+
+def template(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """A Jinja template: a seed with bytes changed and hostile expressions put in, or syllables at random."""
+    if rng.randrange(5) == 0:
+        return "".join(rng.choice(SYLLABLES + SNIPPETS) for _ in range(rng.randrange(40))).encode()
+    text = rng.choice(seeds)
+    if rng.randrange(2):
+        text = changed_bytes(rng, text)
+    for _ in range(rng.randrange(3)):
+        at = rng.randrange(len(text) + 1)
+        text = text[:at] + rng.choice(SNIPPETS + SYLLABLES).encode() + text[at:]
+    return text

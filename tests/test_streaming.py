@@ -34,7 +34,7 @@ def make_provider(
     slots=6,
     policy="lfu",
     store=STORE,
-    pread=pread_into,
+    pread=None,
     depth=4,
     parts=1,
     verify="first-read",

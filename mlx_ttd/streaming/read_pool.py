@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from ..observe import Counters
+from .read_threads import ReadThreads
 
 PART_UNIT = 16_384
 
@@ -76,27 +78,62 @@ class Batch:
                 pending.pop()
 
 
+class NativeBatch:
+    """Reads in flight on native threads, which try those that fail once more."""
+
+    def __init__(self, pool: ReadPool, reads: Sequence[Read], native: Any):
+        self._pool, self._reads, self._native = pool, reads, native
+        self._started = time.perf_counter()
+
+    def wait(self) -> None:
+        start = time.perf_counter()
+        failed = self._native.wait()
+        end = time.perf_counter()
+        counters = self._pool.counters
+        counters.wait_seconds += end - start
+        counters.read_seconds += end - self._started
+        lost = {index: (error, done) for index, error, done in failed}
+        counters.bytes_read += sum(lost[i][1] if i in lost else len(r.into) for i, r in enumerate(self._reads))
+        for index, (error, done) in lost.items():
+            read = self._reads[index]
+            short = f"the file ends {len(read.into) - done:,} bytes short"
+            raise read.fail(f"the read failed: {os.strerror(error)}" if error else short)
+        self._pool.finish(self._reads)
+
+    def drain(self) -> None:
+        """Return when no read is in flight any more, whatever signal comes."""
+        while not self._native.done:
+            with suppress(BaseException):
+                self._native.wait()
+
+
 class ReadPool:
-    """`depth` threads that read records, each split into `parts` aligned reads. Threads start with the first read."""
+    """Reads records, each split into `parts` aligned reads, on `threads` (own ones of `depth` unless given).
+
+    The native part's threads read where there is one, unless `pread` stands in for the system's.
+    """
 
     def __init__(
         self,
         depth: int,
         parts: int,
         counters: Counters,
-        pread: Callable[[int, int, memoryview], int] = pread_into,
+        pread: Callable[[int, int, memoryview], int] | None = None,
+        threads: ReadThreads | None = None,
     ):
-        self.depth, self.parts, self.counters = depth, parts, counters
+        self.threads = threads or ReadThreads(depth)
+        self.parts, self.counters = parts, counters
         self._pread = pread
         self._lock = threading.Lock()
         self._in_flight = 0
         self._since = 0.0
-        self._executor: ThreadPoolExecutor | None = None
 
-    def submit(self, reads: Sequence[Read]) -> Batch:
-        """Start `reads`. One that fails is tried once more, whole; then `Batch.wait` raises its `fail(reason)`."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self.depth, thread_name_prefix="mlx_ttd-read")
+    def submit(self, reads: Sequence[Read]) -> Batch | NativeBatch:
+        """Start `reads`. One that fails is tried once more; then `wait` raises its `fail(reason)`."""
+        native = self.threads.native(self) if self._pread is None else None
+        if native is not None:
+            wanted = [(read.fd, read.offset, read.into) for read in reads]
+            return NativeBatch(self, reads, native.submit(wanted, self.parts))
         futures = []
         for read in reads:
             size = len(read.into)
@@ -107,8 +144,21 @@ class ReadPool:
                 if self._in_flight == 0:
                     self._since = time.perf_counter()
                 self._in_flight += len(starts)
-            futures += [self._executor.submit(self._part, read, at, min(at + step, size)) for at in starts]
+            futures += [self.threads.submit(self, self._part, read, at, min(at + step, size)) for at in starts]
         return Batch(futures, self.counters)
+
+    def finish(self, reads: Sequence[Read]) -> None:
+        """Check records that were read whole, side by side where there are several. Raises the first failure."""
+        checked = [read for read in reads if read.check is not None]
+        self.counters.records += len(reads) - len(checked)
+        if len(checked) == 1:
+            self._finish(checked[0])
+            return
+        # A record that fails is read again, so all must have ended before a failure lets go of their slots.
+        futures = [self.threads.submit(self, self._finish, read) for read in checked]
+        errors = [error for error in (future.exception() for future in futures) if error is not None]
+        if errors:
+            raise errors[0]
 
     def _part(self, read: Read, start: int, stop: int) -> None:
         try:
@@ -136,7 +186,7 @@ class ReadPool:
 
     def _attempt(self, read: Read, start: int, stop: int) -> str | None:
         try:
-            got = self._pread(read.fd, read.offset + start, read.into[start:stop])
+            got = (self._pread or pread_into)(read.fd, read.offset + start, read.into[start:stop])
         except OSError as error:
             return f"the read failed: {error.strerror or error}"
         with self._lock:
@@ -144,7 +194,5 @@ class ReadPool:
         return None if got == stop - start else f"the file ends {stop - start - got:,} bytes short"
 
     def close(self) -> None:
-        """Wait for reads in flight and end the threads; the next `submit` starts new ones."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=True)
-            self._executor = None
+        """Leave the threads. No read may be in flight; the next `submit` comes back to them."""
+        self.threads.leave(self)

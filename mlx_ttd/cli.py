@@ -17,8 +17,9 @@ from .generation import Chunk
 from .kernels import native_status
 from .observe import Profile, first_difference, incomparable, load_trace, probing
 from .observe.doctor import report
+from .progress_line import ProgressLine
 from .store import Progress
-from .streaming import machine_memory, show_size
+from .streaming import machine_memory, policy_names, show_size
 
 app = typer.Typer(
     name="mlx-ttd",
@@ -28,8 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="A *.ttd directory, or 'demo', the bundled model.")]
-ModelOption = Annotated[str, typer.Option("--model", "-m", help="A *.ttd directory, or 'demo' for the bundled model.")]
+STORE = "A *.ttd directory, a hub id that was converted, or 'demo', the bundled model."
+StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help=STORE)]
+ModelOption = Annotated[str, typer.Option("--model", "-m", help=STORE)]
 MemoryOption = Annotated[str, typer.Option(help="Bound on all memory used: '3GB' (10^9), '2.5GiB', bytes, or 'auto'.")]
 ContextOption = Annotated[int, typer.Option(help="Tokens, prompt and answer together, that memory is reserved for.")]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens to generate at most.")]
@@ -38,7 +40,7 @@ TopKOption = Annotated[int, typer.Option(help="Sample among the k likeliest toke
 TopPOption = Annotated[float, typer.Option(help="Sample among the likeliest tokens that together have this share.")]
 MinPOption = Annotated[float, typer.Option(help="Leave out tokens less likely than this share of the likeliest.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of the sampling; the same seed gives the same text.")]
-PolicyOption = Annotated[str, typer.Option(help="Which expert leaves full memory: lfu, lru or fifo.")]
+PolicyOption = Annotated[str, typer.Option(help=f"Which expert leaves full memory: {', '.join(policy_names())}.")]
 ThinkingOption = Annotated[
     bool | None, typer.Option("--thinking/--no-thinking", help="Ask the chat template for reasoning, or for none.")
 ]
@@ -64,17 +66,18 @@ def _options(
     pass
 
 
-def _print_chunks(chunks: Iterator[Chunk]) -> str:
-    """Print text as it comes; Ctrl-C ends it with the text so far. Returns that text."""
-    text = ""
+def _print_chunks(chunks: Iterator[Chunk]) -> dict[str, str]:
+    """Print text as it comes; Ctrl-C ends it with the text so far. Returns that, reasoning apart, as a message."""
+    message = {"role": "assistant", "content": "", "reasoning_content": ""}
     try:
         for chunk in chunks:
-            text += chunk.text
+            message["content"] += chunk.text
+            message["reasoning_content"] += chunk.reasoning
             print(chunk.reasoning + chunk.text, end="", flush=True)
     except KeyboardInterrupt:
         _note("\ninterrupted")
     print(flush=True)
-    return text
+    return message
 
 
 def _report(llm: api.LLM) -> None:
@@ -113,7 +116,7 @@ def generate(
     quiet: QuietOption = False,
 ) -> None:
     """Continue PROMPT and print the text as it comes."""
-    with api.load(model, memory, context=context, policy=policy) as llm:
+    with api.load(model, memory, context=context, policy=policy, progress=not quiet) as llm:
         template = {} if thinking is None else {"enable_thinking": thinking}
         message: Any = [{"role": "user", "content": prompt}] if chat else prompt
         sampling = _sampling(temperature, top_k, top_p, min_p, seed)
@@ -149,28 +152,27 @@ def chat(
     history: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     template = {} if thinking is None else {"enable_thinking": thinking}
     sampling = _sampling(temperature, top_k, top_p, min_p, seed)
-    with api.load(model, memory, context=context, policy=policy) as llm:
+    with api.load(model, memory, context=context, policy=policy, progress=not quiet) as llm:
         while True:
             print("> ", end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline().strip()
             if not line:
                 break
             history.append({"role": "user", "content": line})
-            answer = _print_chunks(llm.stream(history, max_tokens=max_tokens, template=template, **sampling))
-            history.append({"role": "assistant", "content": answer})
+            history.append(_print_chunks(llm.stream(history, max_tokens=max_tokens, template=template, **sampling)))
         if not quiet:
             _report(llm)
 
 
-def _progress(label: str) -> Callable[[Progress], None] | None:
-    """A line on standard error that is rewritten as work goes on; None where that is no terminal."""
-    if not sys.stderr.isatty():
-        return None
+def _progress(label: str) -> Callable[[Progress], None]:
+    """Shows bytes, speed and time left on a terminal."""
+    line = ProgressLine(label)
 
     def show(state: Progress) -> None:
         left = "" if state.eta is None else f", {state.eta:.0f} s left"
-        line = f"{label}: {show_size(state.done)} of {show_size(state.total)}, {show_size(state.rate)}/s{left}"
-        print(f"\r{line:<79}", end="\n" if state.done >= state.total else "", file=sys.stderr, flush=True)
+        line.show(f"{show_size(state.done)} of {show_size(state.total)}, {show_size(state.rate)}/s{left}")
+        if state.done >= state.total:
+            line.clear()
 
     return show
 
@@ -201,9 +203,11 @@ def info(
 
 @app.command()
 def verify(store: StoreArgument = "demo") -> None:
-    """Compare every byte of a store with the digests in its manifest."""
-    api.verify(store, progress=_progress("verify"))
-    print(f"{store}: every digest matches.")
+    """Check a store's structure, and every byte of it against the digests in its manifest."""
+    found = api.verify(store, progress=_progress("verify"))
+    parts = f"{found.records:,} records, {found.tensors:,} tensors and {found.files:,} files"
+    speed = f"{show_size(found.bytes)} in {found.seconds:.1f} s"
+    print(f"{store}: every digest matches: {parts}, policy {found.policy}, {speed}; store digest {found.digest}")
 
 
 @app.command()

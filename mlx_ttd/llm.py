@@ -94,12 +94,13 @@ class LLM:
 
     def _provider(self, beside: LLM | None) -> ExpertProvider:
         options = self.options
+        threads = beside.provider.pool.threads if beside is not None and beside.provider is not None else None
         return ExpertProvider(
             self.store,
             self.division.slots,
             self.ledger,
             self.counters,
-            ReadPool(options.depth, options.parts, self.counters),
+            ReadPool(options.depth, options.parts, self.counters, threads=threads),
             options.policy,
             options.verify,
             options.read_mode,
@@ -135,9 +136,9 @@ class LLM:
         if not is_chat(prompt) or self._running is None:
             return self.encode(prompt, options.tools, **options.template)
         rendered = self.tokenizer.render_chat(prompt, tools=options.tools, **options.template)
-        return check_ids(
-            continued(self.tokenizer, rendered, self._running.tokens, self._stop_ids()), self.store.spec.vocab
-        )
+        sampled = () if self._running.sampled is None else (self._running.sampled,)
+        written = (*self._running.tokens, *sampled)
+        return check_ids(continued(self.tokenizer, rendered, written, self._stop_ids()), self.store.spec.vocab)
 
     def _stop_ids(self) -> frozenset[int]:
         eos = read_generation_defaults(self.store.path).eos_ids

@@ -25,13 +25,13 @@ def interactive() -> bool:
 class ProgressLine:
     """A line on standard error, where that is a terminal or a notebook's; nothing anywhere else.
 
-    It appears when the work has gone on for `delay` seconds, and `clear` wipes it out.
+    It appears when the work has gone on for half a second, and `clear` wipes it out.
     """
 
-    def __init__(self, label: str, wanted: bool = True, delay: float = DELAY):
+    def __init__(self, label: str, wanted: bool = True):
         self.label = label
         self.visible = wanted and (sys.stderr.isatty() or in_notebook())
-        self._next = time.monotonic() + delay
+        self._next = time.monotonic() + DELAY
         self._width = 0
 
     def show(self, text: str) -> None:

@@ -17,16 +17,18 @@ def is_chat(prompt: Prompt) -> TypeGuard[Messages]:
     return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def continued(tokenizer: Tokenizer, rendered: str, live: Sequence[int], stops: frozenset[int]) -> list[int]:
-    """Ids of a rendered chat. Where it repeats the `live` tokens and ends their turn, those stay as they were sampled.
+def continued(tokenizer: Tokenizer, rendered: str, written: Sequence[int], stops: frozenset[int]) -> list[int]:
+    """Ids of a rendered chat. Where it repeats the tokens `written` and then ends their turn, those stay as they are.
 
     A model may write a text in other tokens than the tokenizer would: read anew, that text would match no state.
     """
-    known = tokenizer.decode(live)
-    rest = rendered[len(known) :] if live and rendered.startswith(known) else ""
+    if written and written[-1] in stops:
+        written = written[:-1]
+    known = tokenizer.decode(written)
+    rest = rendered[len(known) :] if written and rendered.startswith(known) else ""
     ends = tuple(token for i in stops if (token := tokenizer.token(i)))
     if ends and rest.startswith(ends):
-        return [*live, *tokenizer.encode(rest)]
+        return [*written, *tokenizer.encode(rest)]
     return tokenizer.encode(rendered)
 
 

@@ -20,11 +20,12 @@ from .sampling import Sampler
 
 @dataclass
 class Running:
-    """A sequence on a model: the tokens whose effect `state` holds."""
+    """A sequence on a model: the tokens whose effect `state` holds, and the one sampled since, if any."""
 
     model: Model
     state: list[LayerState]
     tokens: list[int] = field(default_factory=list)
+    sampled: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def generate_tokens(
     The last prompt token always runs as a decode step. A yielded token is passed through the model only when the
     next is asked for.
     """
+    sequence.sampled = None
     prefill(sequence, list(prompt[:-1]), chunk, counters, progress)
     token = prompt[-1]
     for _ in range(max_tokens):
@@ -103,7 +105,7 @@ def generate_tokens(
         seconds, misses = time.perf_counter() - started, counters.misses - missed
         for processor in processors:
             logits = processor(sequence.tokens, logits)
-        token = int(sampler(logits).item())  # type: ignore[arg-type]
+        token = sequence.sampled = int(sampler(logits).item())  # type: ignore[arg-type]
         note(MODEL, "token")
         yield Step(token, logits, seconds, misses)
         note(MODEL, "host")

@@ -4,7 +4,7 @@ LONGEST = 3000
 
 
 class TTDError(Exception):
-    """Base of every error that mlx_ttd raises on purpose. What a message quotes of a file is cut to a bounded length."""
+    """Base of every error that mlx_ttd raises on purpose. A message that quotes too much is cut in the middle."""
 
     def __str__(self) -> str:
         text = super().__str__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..spec import ModelSpec, Quantisation, Tensor, mtp_tensors, trunk_tensors
+from ..spec import STRIDE_UNIT, ModelSpec, Quantisation, Tensor, mtp_tensors, trunk_tensors
 
 FORMAT, VERSION = "mlx_ttd store", 1
 MANIFEST, CONFIG = "manifest.json", "config.json"
@@ -25,7 +25,7 @@ VERBATIM = (
     "chat_template.json",
 )
 VERBATIM_LIMIT = 256 << 20
-RECORDS, RECORDS_START = "records", 16_384
+RECORDS, RECORDS_START = "records", STRIDE_UNIT
 PLAIN_DTYPES = ("F32", "BF16", "F16")
 SCALE_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "uint8": "U8"}
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)

@@ -71,7 +71,11 @@ class Journal:
         for folder in {self.store, *(p.parent for p in self.store.rglob("*"))}:
             sync_directory(folder)
         os.rename(self.store, target)
-        sync_directory(target.parent)
+        try:
+            sync_directory(target.parent)
+        except OSError:
+            os.rename(target, self.store)
+            raise
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _note(self, name: str) -> Path:

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import ConfigError, RecordError, StoreError
-from ..spec import FULL, ModelSpec, Quantisation, RecordLayout, model_spec, read_json
+from ..spec import ALIGNMENT, FULL, ModelSpec, Quantisation, RecordLayout, model_spec, read_json
 from .digest import file_digest, sha256
 from .file_ranges import opened, read_into
 from .format import (
@@ -135,6 +135,12 @@ def _header(root: Path, name: str, entry: FileEntry) -> Header:
     if header.file_bytes != entry.bytes:
         raise StoreError(
             f"{path} holds {header.file_bytes:,} bytes where the manifest says {entry.bytes:,}; copy it again, whole."
+        )
+    start = len(header.raw)
+    if start % ALIGNMENT or start + sum(t.nbytes for t in header.tensors.values()) != header.file_bytes:
+        raise StoreError(
+            f"{path} has data that starts at byte {start:,}, no multiple of {ALIGNMENT}, or bytes that belong to no "
+            "tensor; convert the checkpoint again."
         )
     return header
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StoreError, TTDError
+from ..spec import ALIGNMENT, align
 
 HEADER_LIMIT = 100_000_000
 ITEM_BYTES = {
@@ -116,9 +117,9 @@ def parse_header(path: Path, size: int, read: Callable[[int], bytes], error: typ
 
 
 def make_header(
-    path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data_start: int | None = None, alignment: int = 64
+    path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data_start: int | None = None
 ) -> Header:
-    """Lay out a file of `tensors` (name -> dtype, shape); data starts at `data_start` or the next `alignment`."""
+    """Lay out a file of `tensors` (name -> dtype, shape); data starts at `data_start` or the next multiple of `ALIGNMENT`."""
     fields: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
     offset = 0
     for name, (dtype, shape) in tensors.items():
@@ -126,7 +127,7 @@ def make_header(
         fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(fields, separators=(",", ":")).encode()
-    start = -(-(8 + len(text)) // alignment) * alignment if data_start is None else data_start
+    start = align(8 + len(text), ALIGNMENT) if data_start is None else data_start
     raw = (start - 8).to_bytes(8, "little") + text.ljust(start - 8)
     if len(raw) != start:
         raise StoreError(f"{path} needs a header of {len(raw):,} bytes where data starts at {start:,}.")

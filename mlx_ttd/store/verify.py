@@ -1,4 +1,4 @@
-"""Checking every byte of a store against its digests, in parallel and in bounded memory."""
+"""Checking a store's structure, and every byte of it against its digests, in parallel and in bounded memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ LISTED = 20
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was read and found equal to its digest."""
+    """What was read and found equal to its digest; `policy` is what the manifest says the store was made by."""
 
     digest: str
+    policy: str
     files: int
     tensors: int
     records: int
@@ -46,7 +47,9 @@ class _Part:
             found = range_digest(self.path, self.offset, self.nbytes, self.what)
         except StoreError as error:
             return str(error)
-        return None if found == self.digest else f"{self.path}: {self.what} does not match its digest."
+        if found == self.digest:
+            return None
+        return f"{self.path}: {self.what}, {self.nbytes:,} bytes at {self.offset:,}, does not match its digest."
 
 
 def _parts(store: Store) -> Iterator[_Part]:
@@ -68,8 +71,9 @@ def _parts(store: Store) -> Iterator[_Part]:
 def verify(
     path: str | os.PathLike[str], threads: int | None = None, progress: Callable[[Progress], None] | None = None
 ) -> VerifyReport:
-    """Read every tensor, record and copied file of a store and compare digests; `threads` is at most 8 by default.
+    """Open a store, read every tensor, record and copied file of it, and compare digests.
 
+    `threads` is twice the CPUs by default, at most 16, so that reading and hashing overlap.
     Raises RecordError when an expert record is damaged, StoreError for anything else; the message lists what is.
     """
     if threads is not None and not 1 <= threads <= 256:
@@ -80,7 +84,7 @@ def verify(
     meter = Meter(progress)
     meter.begin(sum(part.nbytes for part in parts))
     damaged = []
-    with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1), "verify") as pool:
+    with ThreadPoolExecutor(threads or min(16, 2 * (os.cpu_count() or 1)), "verify") as pool:
         for part, damage in zip(parts, pool.map(_Part.damage, parts), strict=True):
             meter.current = part.path.name
             meter.advance(part.nbytes)
@@ -95,4 +99,4 @@ def verify(
     records = sum(part.record for part in parts)
     tensors = len(parts) - records - len(store.manifest.copied)
     seconds = time.monotonic() - started
-    return VerifyReport(store.digest, len(files), tensors, records, meter.total, seconds)
+    return VerifyReport(store.digest, store.manifest.policy, len(files), tensors, records, meter.total, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -42,7 +43,10 @@ class FileWriter:
     def _write_at(self, offset: int, data: memoryview) -> None:
         done = 0
         while done < len(data):
-            done += os.pwrite(self.fd, data[done:], offset + done)
+            count = os.pwrite(self.fd, data[done:], offset + done)
+            if count == 0:
+                raise OSError(errno.EIO, f"{self.header.path} takes no more bytes")
+            done += count
         self.unsynced += len(data)
         if self.unsynced >= SYNC_BYTES:
             self._sync()

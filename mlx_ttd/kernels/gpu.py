@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import KernelError
 from .backend import device_kind
+from .gpu_text import kernel_text, read_text, words
 
 SIMD_WIDTH = 32
 THREADGROUP_BYTES = 32_768
@@ -55,14 +54,8 @@ def staged_bytes(cols: int) -> int:
 
 
 @cache
-def read_text(name: str) -> str:
-    return (files(__package__) / "texts" / name).read_text(encoding="utf-8")
-
-
-@cache
 def _compiled(text: Text, kind: str, dtypes: tuple[mx.Dtype, ...]) -> Callable[..., list[mx.array]]:
-    header = "".join(read_text(name) for name in (f"prelude_{kind}.h", *text.headers))
-    body = read_text(f"{text.name}.metal")
+    header, body = kernel_text(text.name, (f"prelude_{kind}.h", *text.headers))
     # MLX finds compiled code, also on disk, by name and template values alone: the name must tell the rest.
     digest = hashlib.sha256("\0".join((header, body, *map(str, dtypes))).encode()).hexdigest()[:12]
     make: Any = mx.fast.metal_kernel if kind == "metal" else mx.fast.cuda_kernel
@@ -78,8 +71,8 @@ def _compiled(text: Text, kind: str, dtypes: tuple[mx.Dtype, ...]) -> Callable[.
 @cache
 def _named(text: Text, template: Template) -> list[tuple[str, int | bool | mx.Dtype]]:
     """The values that the body names: compilers warn of others, and MLX would compile once for each of theirs."""
-    words = set(re.findall(r"\w+", re.sub("//.*", "", read_text(f"{text.name}.metal"))))
-    return [value for value in template if value[0] in words]
+    named = words(read_text(f"{text.name}.metal"))
+    return [value for value in template if value[0] in named]
 
 
 def _padded(x: mx.array) -> mx.array:

@@ -163,7 +163,7 @@ def generation_config(folder: Path) -> Target:
 def chat_template(folder: Path) -> Target:
     path = folder / "chat_template.jinja"
     seeds = [TEMPLATE.read_bytes(), (mlx_ttd.demo_path() / path.name).read_bytes()]
-    limits = Limits(100_000, 0.1)
+    limits = Limits(100_000, 0.02)
     return Target(
         mutations.template,
         seeds,

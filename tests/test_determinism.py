@@ -15,6 +15,7 @@ import pytest
 import mlx_ttd
 from mlx_ttd import kernels
 from mlx_ttd.generation import array_digest
+from mlx_ttd.kernels.native import extension
 from mlx_ttd.layers import StreamedExperts
 from mlx_ttd.streaming import policy_names
 
@@ -85,9 +86,28 @@ def test_a_new_process_changes_no_bit():
     assert tuple(json.loads(output)) == digests(**RESIDENT)
 
 
+@pytest.fixture
+def native():
+    """The native part, its number of threads put back afterwards."""
+    part = extension()
+    if part is None:
+        pytest.skip("not run: the native part is not built")
+    before = part.threads()
+    yield part
+    part.set_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_threads_change_no_bit(threads, native):
+    wanted = digests(**RESIDENT)
+    native.set_threads(threads)
+    with mlx_ttd.load("demo", MEMORY, slots=5, depth=threads) as llm:
+        assert run(llm) == wanted
+
+
 @pytest.mark.parametrize("backend", ["reference", "native"])
 def test_each_backend_is_deterministic(backend):
-    if backend == "native" and kernels.chosen("expert_ffn") != "native":
+    if backend == "native" and extension() is None:
         pytest.skip("not run: the native part is not built")
     with mlx_ttd.load("demo", MEMORY, backend="auto" if backend == "native" else backend, slots=24) as llm:
         wanted = run(llm)

@@ -119,7 +119,7 @@ def parse_header(path: Path, size: int, read: Callable[[int], bytes], error: typ
 def make_header(
     path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data_start: int | None = None
 ) -> Header:
-    """Lay out a file of `tensors` (name -> dtype, shape); data starts at `data_start` or the next multiple of `ALIGNMENT`."""
+    """Lay out a file of `tensors` (name -> dtype, shape); data starts at `data_start` or the next `ALIGNMENT`."""
     fields: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
     offset = 0
     for name, (dtype, shape) in tensors.items():

@@ -99,6 +99,10 @@ class Block:
         self.results: dict[str, float] = {}
         self.notes: list[tuple[str, str]] = []
 
+    def noisy(self, after: MachineState) -> bool:
+        """Whether others kept every core busy before, or the machine swapped meanwhile."""
+        return self.before.load > cores() or after.page_outs > self.before.page_outs
+
     def note(self, name: str, text: object) -> None:
         """A line of the block that is no result: cache state, phases, digests, floors."""
         self.notes.append((name, str(text)))
@@ -108,7 +112,9 @@ class Block:
         machine = ", ".join(f"{name} {value}" for name, value in self.machine.items() if value is not None)
         rows = [("machine", machine), ("commit", commit() or "unknown"), ("before", show_state(self.before))]
         rows += [("after", show_state(after)), ("options", json.dumps(self.effective)), *self.notes]
-        lines = [f"{name + ':':<12}{value}" for name, value in rows]
+        if self.noisy(after):
+            rows.append(("noisy", "the machine was busy or swapped; ratios hold better than absolute figures"))
+        lines = [f"{name + ':':<11} {value}" for name, value in rows]
         lines += [f"  {name:<40}{value:>14.4f}" for name, value in self.results.items()]
         return "\n".join([f"```\nbenchmarks.{self.benchmark}, {date.today().isoformat()}", *lines, "```"])
 
@@ -116,7 +122,7 @@ class Block:
         """Print the block; write `path`; with `keep`, make this the benchmark's entry in RESULTS.json."""
         after = machine_state(self.folder)
         print(self.text(after), flush=True)
-        entry = {"machine": self.machine, "results": self.results}
+        entry = {"machine": self.machine, "noisy": self.noisy(after), "results": self.results}
         if path is not None:
             state = {"before": asdict(self.before), "after": asdict(after)}
             extra = {"effective": self.effective, "notes": dict(self.notes)}

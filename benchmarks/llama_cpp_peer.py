@@ -2,8 +2,8 @@
 
     python -m benchmarks.llama_cpp_peer qwen3.6-35b-a3b FILE.gguf [--layers N] [--experts N] [--threads N]
 
-Writes FILE.gguf if there is none, then times a prompt of 512 and 64 tokens. Experts, projections, embedding and head are
-Q4_0, which llama.cpp repacks for the processor at load. 4 layers take 2.4 GB.
+Writes FILE.gguf if there is none, then times a prompt of 512 and 64 tokens. Experts, projections, embedding and head
+are Q4_0, which llama.cpp repacks for the processor at load. 4 layers take 2.4 GB.
 """
 
 from __future__ import annotations
@@ -147,12 +147,18 @@ def write_gguf(spec: ModelSpec, path: Path, seed: int = 0) -> Path:
 
 
 class LlamaCpp:
-    """A loaded GGUF file, driven as llama-bench does: random tokens, no sampling, its own defaults."""
+    """A loaded GGUF file, driven as llama-bench does: random tokens, no sampling, its own defaults.
+
+    GCC 12 loses the AMX tile configuration of llama.cpp, which then ends on an illegal instruction: build it with
+    CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DCMAKE_CXX_FLAGS=-fno-tree-dse".
+    """
 
     def __init__(self, path: str, threads: int, context: int):
         import llama_cpp
 
         self.api, self.draws = llama_cpp, np.random.default_rng(1)
+        self.silence = llama_cpp.llama_log_callback(lambda level, text, user: None)
+        llama_cpp.llama_log_set(self.silence, None)
         llama_cpp.llama_backend_init()
         model = llama_cpp.llama_model_default_params()
         model.use_mmap = False

@@ -152,7 +152,7 @@ def write_file(draws: Draws, file: PlannedFile) -> FileEntry:
 
 
 def read_shape(shape: str | Path, layers: int | None = None, experts: int | None = None) -> dict[str, Any]:
-    """The config of a named shape (benchmarks/shapes) or of a config.json, with `layers` layers and `experts` experts."""
+    """The config of a named shape (benchmarks/shapes) or of a config.json, with as many layers and experts as asked."""
     named = SHAPES / f"{shape}.json"
     config = read_json(named if named.is_file() else Path(shape))
     inner = config.get("text_config", config)
@@ -165,11 +165,11 @@ def read_shape(shape: str | Path, layers: int | None = None, experts: int | None
     return config
 
 
-def plan_store(config: dict[str, Any], head_bits: int | None, root: Path) -> Plan:
+def plan_store(config: dict[str, Any], head_bits: int | None, embed_bits: int | None, root: Path) -> Plan:
     """The files of the store under `root`; nothing is written."""
     spec = model_spec(config)
     sources = {t.name: Source(t, (), Plain("BF16"), ()) for t in trunk_tensors(spec)}
-    policy = load_policy("int4", head_bits, None, spec.tied)
+    policy = load_policy("int4", head_bits, embed_bits, spec.tied)
     return make_plan(Checkpoint(root, config, spec, {}, ""), Sources("synthetic", "w", False, sources), policy, root)
 
 
@@ -187,18 +187,20 @@ def write_store(
     skew: float = SKEW,
     head_bits: int | None = None,
     seed: int = 0,
+    experts: int | None = None,
+    embed_bits: int | None = None,
     progress: bool = False,
 ) -> Path:
     """Write the store `dst`; the same call after an interruption resumes. Raises ConversionError, ConfigError."""
     if dst.exists():
         raise ConversionError(f"{dst} exists already; give another name or remove it.")
-    config = read_shape(shape, layers)
+    config = read_shape(shape, layers, experts)
     text = json.dumps(config, indent=1) + "\n"
     spec, count = model_spec(config), text_config(config)["num_hidden_layers"]
-    identity = sha256(f"{text}\n{skew} {head_bits} {seed}".encode())
+    identity = sha256(f"{text}\n{skew} {head_bits} {embed_bits} {seed}".encode())
     source: dict[str, str | None] = {"importer": "synthetic", "seed": str(seed), "skew": str(skew)}
     with Journal(dst.with_name(dst.name + ".partial")) as journal:
-        plan = plan_store(config, head_bits, journal.store)
+        plan = plan_store(config, head_bits, embed_bits, journal.store)
         done = journal.resume(identity, plan)
         check_space(sum(f.header.file_bytes for name, f in plan.files.items() if name not in done), journal.store)
         draws = Draws(seed, count, spec.hidden, skew)

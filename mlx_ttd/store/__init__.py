@@ -6,6 +6,7 @@ from .hub import HUB_ID
 from .hub_size import hub_bytes
 from .info import info
 from .manifest import Manifest
+from .planned import planned_store, store_of_plan
 from .policy import policies
 from .progress import Progress
 from .reader import MTPStore, Store, open_store, read_tensor
@@ -25,8 +26,10 @@ __all__ = [
     "hub_bytes",
     "info",
     "open_store",
+    "planned_store",
     "policies",
     "read_header",
     "read_tensor",
+    "store_of_plan",
     "verify",
 ]

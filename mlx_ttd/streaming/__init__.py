@@ -1,6 +1,7 @@
 """Which experts are in memory: provider, leases, slots, policies, reads and the budget."""
 
 from .budget import Division, divide
+from .disk_speed import disk_rates, read_rate
 from .embedding import EmbeddingRows
 from .lease import Lease
 from .ledger import ALLOCATOR_RESERVE, Ledger
@@ -18,9 +19,11 @@ __all__ = [
     "Ledger",
     "ReadPool",
     "auto_budget",
+    "disk_rates",
     "divide",
     "machine_memory",
     "parse_size",
+    "read_rate",
     "policy_names",
     "show_size",
 ]

@@ -1,0 +1,102 @@
+"""Forecasts: from headers alone, monotonous where they must be, and the least budgets of the real shapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoints import tiny
+
+import mlx_ttd
+from benchmarks.synthetic_store import plan_store, read_shape
+from mlx_ttd.allocation import divide_budget
+from mlx_ttd.errors import BudgetError, OptionError
+from mlx_ttd.hit_rate import hit_rate, measured_curve
+from mlx_ttd.machine import Machine, machines
+from mlx_ttd.options import make_options
+from mlx_ttd.plan import Forecast, forecast, plan
+from mlx_ttd.spec import model_spec
+from mlx_ttd.store import Store, convert, open_store, store_of_plan
+from mlx_ttd.store.checkpoint import Checkpoint
+from mlx_ttd.streaming import disk_rates
+
+
+def whole_model(head_bits: int) -> Store:
+    """The 40-layer 35B as a conversion would make it, from shapes alone."""
+    config = read_shape("qwen3.6-35b-a3b")
+    made = plan_store(config, head_bits, None, Path("35b"))
+    return store_of_plan(Checkpoint(Path("35b"), config, model_spec(config), {}, ""), made)
+
+
+@pytest.mark.parametrize(("head_bits", "bound"), [(16, 2.7e9), (4, 2.0e9)])
+def test_least_budget_of_the_real_model(head_bits: int, bound: float) -> None:
+    with pytest.raises(BudgetError) as refused:
+        divide_budget(whole_model(head_bits), make_options({}), 4096, 1)
+    assert refused.value.least_bytes is not None
+    assert refused.value.least_bytes <= bound
+
+
+def at(memory: float, machine: Machine | None = None, **options) -> Forecast:
+    return forecast(whole_model(16), make_options(options), machine or machines()["m2-8gb"], int(memory))
+
+
+def test_more_memory_buys_slots_hits_and_speed_until_the_page_cache_is_taken() -> None:
+    found = [at(memory, read_mode="direct") for memory in (2.9e9, 3.2e9, 4e9, 6e9)]
+    for quantity in ("slots", "hit_rate", "tok_s"):
+        values = [getattr(one, quantity) for one in found]
+        assert values == sorted(set(values))
+    assert sum(found[0].step.values()) == pytest.approx(1 / found[0].tok_s)
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    refused = at(1e9)
+    assert not refused.fits
+    assert refused.tok_s == 0
+    assert f"{refused.least_bytes:,}" in str(refused)
+    assert at(refused.least_bytes).fits
+    assert not at(refused.least_bytes - 1).fits
+
+
+def test_a_checkpoint_is_planned_as_its_store_will_be(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source")
+    before = plan(source, "200MB", head_bits=4)
+    after = plan(convert(source, tmp_path / "store", head_bits=4), "200MB")
+    assert before.least_bytes == after.least_bytes
+    assert before.step == after.step
+
+
+def test_the_step_budget_names_the_largest_part() -> None:
+    found = plan("demo", wanted_tok_s=1e6)
+    assert "largest part is host" in found.advice
+    assert "leaves 1000.0 ms" in plan("demo", wanted_tok_s=1).advice
+    json.dumps(found.to_json())
+
+
+def test_given_hit_rates_win() -> None:
+    store, machine = whole_model(16), machines()["m2-8gb"]
+    found = forecast(store, make_options({"read_mode": "direct"}), machine, 3 * 10**9, curve={8: 0.5, 256: 0.5})
+    assert found.hit_rate == 0.5
+    assert found.bytes_per_token == pytest.approx(0.5 * 8 * 40 * 1_769_472)
+
+
+def test_curves_rise_and_stretch() -> None:
+    curve = measured_curve(256)
+    assert hit_rate(curve, 256) == 1
+    assert hit_rate(curve, 13) == pytest.approx((curve[12] + curve[14]) / 2)
+    assert hit_rate(measured_curve(512), 32) == pytest.approx(hit_rate(curve, 16))
+
+
+def test_unknown_machines_and_unknown_disks_are_one_sentence() -> None:
+    with pytest.raises(OptionError, match="known are m1-8gb"):
+        plan("demo", machine="pdp-11")
+    blind = Machine("blind", 8e9, 50, 50, {}, 20, 200, 1000, "probed", {"disk at depth 8": "it was the page cache"})
+    with pytest.raises(OptionError, match="it was the page cache"):
+        at(3e9, blind, read_mode="direct")
+
+
+def test_the_disk_is_measured_or_the_figure_discarded_with_its_reason() -> None:
+    rates, cached, discarded = disk_rates(open_store(mlx_ttd.demo_path()), depths=(1, 4))
+    assert cached > 0
+    assert len(rates) + len(discarded) == 2
+    assert all(rate > 0 for rate in rates.values())

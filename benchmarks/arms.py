@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 import mlx_ttd
+
+
+def load_options(given: Sequence[str]) -> dict[str, Any]:
+    """Options of `mlx_ttd.load` from NAME=VALUE, whole numbers as such."""
+    pairs = (pair.split("=", 1) for pair in given)
+    return {name: int(value) if value.isdecimal() else value for name, value in pairs}
 
 
 class Resident:

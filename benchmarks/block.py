@@ -1,9 +1,8 @@
 """The block that every benchmark prints, the JSON it writes, and RESULTS.json with the last full run of each.
 
-    block = Block("decode", effective={...})    # before measuring: notes the state of the machine
-    block.results["decode.vs_llama_cpp"] = 1.4
-    block.note("cache", "resident, warm")
-    block.finish(json_file, keep=True)          # prints; writes {"machine", "results"}; keep: also RESULTS.json
+`Block(name, effective)` before measuring notes the state of the machine; figures go into `results`, lines that are no
+figures (cache state, floors, digests) through `note`; `finish(path, keep)` prints, writes {"machine", "results", ...}
+to `path` and, with `keep`, to RESULTS.json.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections import OrderedDict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 import mlx_ttd
-from benchmarks.arms import Arm
+from benchmarks.arms import Arm, load_options
 from benchmarks.block import Block, spread
 from mlx_ttd.generation.response import peak_bytes
 from mlx_ttd.streaming import parse_size
@@ -40,24 +39,19 @@ class Budget:
     def generate(self, seed: int, tokens: int) -> dict[str, Any]:
         """Figures of one generation of `tokens` tokens from a prompt of PROMPT."""
         prompt = np.random.default_rng(seed).integers(0, self.llm.store.spec.vocab, PROMPT).tolist()
-        self.llm.generate(prompt, max_tokens=1, temperature=0.0, ignore_eos=True)
         self.llm.stats(reset=True)
         response = self.llm.generate(prompt, max_tokens=tokens, temperature=1.0, top_k=0, seed=seed, ignore_eos=True)
-        counts = self.llm.stats().counters
-        steps = sum(response.step_misses[1:])
+        counts, spec = self.llm.stats().counters, self.llm.store.spec
+        steps, misses = len(response.tokens) - 1, sum(response.step_misses[1:])
         return {
             "tok_s": response.tokens_per_second,
-            "hit_rate": 1 - steps / sum(self.requests(len(response.tokens) - 1)),
-            "bytes_read": counts.bytes_read,
-            "read_seconds": counts.read_seconds,
+            "hit_rate": 1 - misses / (steps * spec.top_k * len(spec.layer_types)),
+            "bytes_a_token": misses * self.llm.store.layouts[0].stride / steps,
+            "read_gb_s": counts.bytes_read / max(1e-9, counts.read_seconds) / 1e9,
             "host_syncs_a_token": counts.host_syncs / max(1, counts.decode_steps),
+            "first_token_s": response.first_token_seconds,
             "digest": response.digest + response.logits_digest,
         }
-
-    def requests(self, steps: int) -> list[int]:
-        """Experts wanted by each of `steps` decode steps."""
-        spec = self.llm.store.spec
-        return [spec.top_k * len(spec.layer_types)] * steps
 
     def about(self) -> dict[str, Any]:
         """The division of the budget and the peak over it."""
@@ -77,13 +71,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", action="store_true", help="make this run the one in RESULTS.json")
     arguments = parser.parse_args()
-    options = dict(given.split("=", 1) for given in arguments.option)
+    options = load_options(arguments.option)
     for memory in arguments.memory:
         parse_size(memory)
     effective = {"memory": arguments.memory, "tokens": arguments.tokens, "device": arguments.device, **options}
     block = Block("budgets", effective, arguments.store)
     block.note("cache", f"banks cold in round 0, then warm; files {options.get('read_mode', 'cached')}, state unknown")
-    arms: OrderedDict[str, Arm] = OrderedDict()
+    arms: dict[str, Arm] = {}
     found: dict[str, list[dict[str, Any]]] = {memory: [] for memory in arguments.memory}
     try:
         for memory in arguments.memory:
@@ -97,12 +91,10 @@ def main() -> None:
             arm.__exit__()
     for memory, rounds in found.items():
         block.note(f"{memory} division", about[memory]["division"])
-        block.note(f"{memory} tok/s", f"first {rounds[0]['tok_s']:.3g}, then {spread([r['tok_s'] for r in rounds[1:]])}")
-        for name in ("tok_s", "hit_rate", "host_syncs_a_token"):
+        speeds = [r["tok_s"] for r in rounds]
+        block.note(f"{memory} tok/s", f"first {speeds[0]:.3g}, then {spread(speeds[1:])}")
+        for name in ("tok_s", "hit_rate", "bytes_a_token", "read_gb_s", "host_syncs_a_token", "first_token_s"):
             block.results[f"{memory}.{name}"] = statistics.median(r[name] for r in rounds[1:])
-        read = sum(r["bytes_read"] for r in rounds)
-        block.results[f"{memory}.bytes_a_token"] = read / len(rounds) / arguments.tokens
-        block.results[f"{memory}.read_gb_s"] = read / max(1e-9, sum(r["read_seconds"] for r in rounds)) / 1e9
         block.results[f"{memory}.over_budget_bytes"] = about[memory]["over_budget_bytes"]
     digests = {tuple(r["digest"] for r in rounds) for rounds in found.values()}
     block.results["same_tokens_and_logits"] = float(len(digests) == 1)

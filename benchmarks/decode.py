@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arms import Arm, Resident
+from benchmarks import gpu_model
+from benchmarks.arms import Arm, Resident, load_options
 from benchmarks.block import Block, cores, spread
 from benchmarks.llama_cpp_peer import LlamaCpp, write_gguf
 from benchmarks.synthetic_store import read_shape, write_store
@@ -117,15 +118,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--shape", default="qwen3.6-35b-a3b", help="a name in benchmarks/shapes, or a config.json")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of mlx_ttd.load")
-    arguments = parser.parse_args()
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    arguments, rest = parser.parse_known_args()
+    if arguments.device == "gpu":
+        shared = (("--json", arguments.json), ("--rounds", arguments.rounds))
+        sys.argv[1:] = rest + [str(part) for pair in shared if pair[1] for part in pair]
+        return gpu_model.main()
+    if rest:
+        parser.error(f"unknown: {' '.join(rest)}")
     experts, depth = (64, 0) if arguments.quick else (256, DEPTH)
     rounds = arguments.rounds or (2 if arguments.quick else 5)
-    options = dict(given.split("=", 1) for given in arguments.option)
+    options = load_options(arguments.option)
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        effective = {"quick": arguments.quick, "shape": arguments.shape, "experts": experts, "layers": LAYERS, "rounds": rounds, **options}
-        block = Block("decode", effective, work)
+        effective = {"quick": arguments.quick, "shape": arguments.shape, "experts": experts, "layers": LAYERS}
+        block = Block("decode", effective | {"rounds": rounds} | options, work)
         prepared = {n: files(work, arguments.shape, n, experts) for n in LAYERS}
         block.results["read_gb_s"] = read_bandwidth()
         spec = model_spec(read_shape(arguments.shape))
@@ -136,11 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "gpu" in sys.argv:
-        from benchmarks import gpu_model
-
-        place = sys.argv.index("--device")
-        del sys.argv[place : place + 2]
-        gpu_model.main()
-    else:
-        main()
+    main()

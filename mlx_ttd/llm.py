@@ -41,6 +41,7 @@ from .progress_line import ProgressLine
 from .prompts import Prompt, check_ids, continued, is_chat
 from .stats import Stats, html_table
 from .store import Store
+from .store_paths import store_name
 from .streaming import (
     ALLOCATOR_RESERVE,
     EmbeddingRows,
@@ -58,7 +59,7 @@ class LLM:
     def __init__(self, store: Store, options: Options, beside: LLM | None = None):
         started = time.perf_counter()
         force_backend(options.backend)
-        self.store, self.options = store, options
+        self.store, self.options, self.name = store, options, store_name(store.path)
         self.context = min(options.context, store.spec.max_context)
         self.ledger: Ledger = Ledger(0 if beside else total_bytes(options.memory), beside.ledger if beside else None)
         self.division = divide_budget(store, options, self.context, self.ledger.free)
@@ -68,7 +69,7 @@ class LLM:
         self.ledger.enter("scratch", self.division.scratch)
         self.counters = Counters()
         self.provider = self._provider(beside) if store.spec.is_moe else None
-        line = ProgressLine(f"loading {store.path.name}", options.progress)
+        line = ProgressLine(f"loading {self.name}", options.progress)
         bar = line.bar(show_size)
         weights = ResidentWeights(store, lambda done: bar(done, self.division.resident))
         self.embedding = None
@@ -320,11 +321,11 @@ class LLM:
 
     def __repr__(self) -> str:
         if self.closed:
-            return f"<LLM {self.store.path.name}, closed>"
-        return f"<LLM {self.store.path.name}: {', '.join(self._rows().values())}>"
+            return f"<LLM {self.name}, closed>"
+        return f"<LLM {self.name}: {', '.join(self._rows().values())}>"
 
     def _repr_html_(self) -> str:
-        return html_table({"store": str(self.store.path)} | ({"state": "closed"} if self.closed else self._rows()))
+        return html_table({"store": self.name} | ({"state": "closed"} if self.closed else self._rows()))
 
     def _rows(self) -> dict[str, str]:
         spec, division = self.store.spec, self.division

@@ -16,6 +16,11 @@ def demo_path() -> Path:
     return Path(str(resources.files("mlx_ttd") / "demo" / "store"))
 
 
+def store_name(path: Path) -> str:
+    """What a store is called for people."""
+    return "demo" if path == demo_path() else path.name.removesuffix(".ttd")
+
+
 def store_path(path_or_id: str | os.PathLike[str], options: Options | None = None) -> Path:
     """The store directory that a path, a hub id or "demo" means. StoreError says how to make one.
 

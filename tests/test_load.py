@@ -146,7 +146,7 @@ def test_a_shared_budget_changes_for_all():
 
 def test_progress_shows_on_a_terminal_and_goes_away(terminal):
     with mlx_ttd.load("demo", MEMORY, slots=6) as llm:
-        assert "loading store: ███" in terminal.getvalue()
+        assert "loading demo: ███" in terminal.getvalue()
         llm.generate("In the beginning God created", max_tokens=1)
     assert "reading the prompt: ████" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r")

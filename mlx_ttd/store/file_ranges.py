@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..errors import StoreError, TTDError
+from ..spec import STRIDE_UNIT, align
 
 CALL_BYTES = 1 << 30
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES, PAGE = 4 << 20, STRIDE_UNIT
 
 
 def pass_by_cache(fd: int) -> None:
@@ -29,12 +31,21 @@ def drop_cached(fd: int, offset: int, nbytes: int) -> None:
 
 
 def read_into(
-    fd: int, buffer: memoryview, offset: int, path: Path, what: str, error: type[TTDError] = StoreError
+    fd: int,
+    buffer: memoryview,
+    offset: int,
+    path: Path,
+    what: str,
+    error: type[TTDError] = StoreError,
+    needed: int | None = None,
 ) -> None:
-    """Fill `buffer` from `offset` of an open file; a short read or I/O error raises `error` naming file and `what`."""
+    """Fill `buffer` from `offset` of an open file; a short read or I/O error raises `error` naming file and `what`.
+
+    The file may end after the first `needed` bytes, if that is given.
+    """
     done = 0
     try:
-        while done < len(buffer):
+        while done < (len(buffer) if needed is None else needed):
             count = os.preadv(fd, [buffer[done : done + CALL_BYTES]], offset + done)
             if count == 0:
                 raise error(
@@ -62,11 +73,29 @@ def ranges(
     path: Path, offset: int, nbytes: int, what: str, error: type[TTDError] = StoreError, block: int = BLOCK_BYTES
 ) -> Iterator[memoryview]:
     """Read a range in blocks through one reused buffer, past the page cache; each block is valid until the next."""
-    buffer = memoryview(bytearray(min(block, nbytes)))
-    with opened(path, error) as fd:
-        pass_by_cache(fd)
-        for start in range(0, nbytes, block):
-            view = buffer[: min(block, nbytes - start)]
-            read_into(fd, view, offset + start, path, what, error)
-            yield view
-            drop_cached(fd, offset + start, len(view))
+    buffer = memoryview(mmap.mmap(-1, align(min(block, nbytes) + PAGE, PAGE)))
+    with opened(path, error) as plain, _direct(path, buffer, plain) as fd:
+        for at in range(offset, offset + nbytes, block):
+            size, lead = min(block, offset + nbytes - at), at % PAGE
+            view = buffer[: align(lead + size, PAGE)]
+            read_into(fd, view, at - lead, path, what, error, lead + size)
+            yield view[lead : lead + size]
+            if fd == plain:
+                drop_cached(fd, at, size)
+
+
+@contextmanager
+def _direct(path: Path, buffer: memoryview, plain: int) -> Iterator[int]:
+    """A descriptor for direct reads, which leave the CPU to who uses the bytes; `plain` where there are none."""
+    if not hasattr(os, "O_DIRECT"):
+        pass_by_cache(plain)
+        yield plain
+        return
+    with ExitStack() as stack:
+        fd = plain
+        with suppress(OSError):
+            direct = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            stack.callback(os.close, direct)
+            os.preadv(direct, [buffer[:PAGE]], 0)
+            fd = direct
+        yield fd

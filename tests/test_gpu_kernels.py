@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 from metal_sim import cuda_check, nvrtc
 
+import mlx_ttd
 from mlx_ttd import kernels
 from mlx_ttd.errors import KernelError
-from mlx_ttd.kernels import Weight, gpu, gpu_experts, gpu_linear
+from mlx_ttd.kernels import Weight, backend, gpu, gpu_experts, gpu_linear
 from mlx_ttd.spec import Quantisation, RecordLayout, record_layout
 
 REASON = metal_sim.why_not()
@@ -30,6 +32,16 @@ ORDERS: tuple[dict[str, Any], ...] = (
     {"order": "shuffle", "seed": 2},
 )
 EXPERTS, TOP_K = 6, 3
+DEMO = Path(mlx_ttd.__file__).parent / "demo" / "store"
+MATRICES = ("w", "v", "gate", "up", "down")
+WEIGHTS = {
+    "records",
+    "scales",
+    "biases",
+    "w",
+    "v",
+    *(f"{m}_{part}" for m in MATRICES for part in ("w", "scales", "biases")),
+}
 Call = Callable[[], Any]
 
 
@@ -76,6 +88,24 @@ def expert_call(op: str, tokens: int, bits: int = 4, group: int = 64, dtype: mx.
     return lambda: kernels.expert_ffn_accumulate(acc, x, lease, rows, weights, layout)
 
 
+def moe_inputs(tokens: int, bits: int, dtype: mx.Dtype) -> tuple[Any, ...]:
+    layout = record_layout(256, 128, Quantisation(bits, 64), Quantisation(bits, 64))
+    shared = kernels.SharedExpert(
+        packed(21, 128, 256, bits, 64),
+        packed(22, 128, 256, bits, 64),
+        packed(23, 256, 128, bits, 64),
+        Weight(numbers(24, 1, 256, dtype=mx.bfloat16)),
+    )
+    rows, weights = uneven_rows(tokens), mx.softmax(numbers(3, tokens, TOP_K), axis=-1)
+    residual, x = numbers(1, tokens, 256, dtype=dtype), numbers(2, tokens, 256, dtype=dtype)
+    return residual, x, make_lease(layout, absent=0), rows, weights, layout, shared
+
+
+def moe_call(tokens: int, bits: int = 4) -> Call:
+    inputs = moe_inputs(tokens, bits, mx.float32)
+    return lambda: kernels.moe(*inputs, "decode")
+
+
 def linear_call(tokens: int, w: Weight, mode: str) -> Call:
     x = numbers(4, tokens, w.weight.shape[1] * (32 // w.bits if w.mode == "affine" else 1))
     return lambda: kernels.head(x, w, None, mode)  # type: ignore[arg-type]
@@ -116,6 +146,8 @@ def attention_call(tokens: int, offset: int, head_dim: int, gated: bool = True) 
 CASES: dict[str, Call] = {
     **{f"{op} T={t}": expert_call(op, t) for op in ("expert_ffn", "expert_ffn_accumulate") for t in ROWS},
     "expert_contributions": expert_call("expert_contributions", 9),
+    "moe": moe_call(1),
+    "moe int8": moe_call(3, bits=8),
     "experts int4 group 32": expert_call("expert_ffn", 2, group=32),
     "experts int8": expert_call("expert_ffn", 2, bits=8),
     "experts int8 prefill": expert_call("expert_ffn_accumulate", 9, bits=8),
@@ -196,7 +228,7 @@ def test_kernel_touches_memory_as_it_may_and_wastes_no_line(simulated: None, nam
         assert run.findings.reports == []
         assert metal_sim.complaints(run.source) == []
         for site in run.findings.sites:
-            if site.buffer in ("records", "w", "scales", "biases") and not site.store:
+            if site.buffer in WEIGHTS and not site.store:
                 assert site.coverage >= 0.9, str(site)
 
 
@@ -273,6 +305,20 @@ def test_two_products_in_one_launch_equal_one_after_the_other(simulated: None) -
 
 
 @needs_sim
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_fused_layer_equals_its_operations_one_after_the_other(simulated: None, dtype: mx.Dtype) -> None:
+    residual, x, lease, rows, weights, layout, shared = moe_inputs(3, 4, dtype)
+    with metal_sim.options() as runs:
+        kernels.router(x, Weight(numbers(5, EXPERTS, 256)), TOP_K, "decode")
+        fused = kernels.moe(residual, x, lease, rows, weights, layout, shared, "decode")
+    assert len(runs) <= 5
+    routed = kernels.expert_ffn(x, lease, rows, weights, layout)
+    inner = kernels.swiglu_linear(x, shared.gate, shared.up, "decode")
+    scale, out = kernels.linear(x, shared.scale, "decode"), kernels.linear(inner, shared.down, "decode")
+    assert mx.array_equal(residual + (routed + kernels.sigmoid_scaled(scale, out)).astype(dtype), fused)
+
+
+@needs_sim
 def test_accumulating_lease_after_lease_equals_all_at_once(simulated: None) -> None:
     layout = record_layout(256, 128, Quantisation(4, 64), Quantisation(4, 64))
     lease, rows, x = make_lease(layout, absent=0), uneven_rows(9), numbers(1, 9, 256)
@@ -330,3 +376,23 @@ def test_the_simd_width_is_checked(simulated: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gpu, "launch", lambda *args: [mx.array([64])])
     with pytest.raises(KernelError, match="SIMD-groups of 64 threads"):
         gpu.require_simd_width()
+
+
+@needs_sim
+@pytest.mark.slow
+def test_the_demo_model_gives_the_same_tokens_resident_and_streamed(
+    simulated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx, "compile", lambda function: function)
+    monkeypatch.setitem(backend.ORDER, "cpu", ("gpu", "reference"))
+    tokens = []
+    for resident in (True, False):
+        with kernels.forced(None), mlx_ttd.load(DEMO, memory="1GB") as llm:
+            if resident:
+                for layer in range(len(llm.model.layers)):
+                    for _ in llm.provider.waves(layer, np.arange(llm.provider.store.spec.experts)):
+                        pass
+            tokens.append(llm.generate("In the beginning", max_tokens=4, temperature=0.0).tokens)
+            assert (llm.provider.whole(0) is not None) == resident
+    assert kernels.used["moe"] == "gpu"
+    assert tokens[0] == tokens[1]

@@ -1,7 +1,5 @@
 // W_d act of each chosen expert: weighted and summed in ascending choice, f32 [T, HIDDEN], or, where CONTRIBUTIONS,
 // each by itself, f32 [T, CHOICES, HIDDEN]. A threadgroup takes SPAN * ROWS rows, each of its SIMD-groups one choice.
-constexpr int CHUNKS = INTER * BITS / 128;
-constexpr int STEPS = CHUNKS / LANES;
 constexpr int SPAN = 32 / LANES;
 constexpr int TILE = SPAN * ROWS;
 TGMEM float parts[CHOICES][TILE];
@@ -16,26 +14,13 @@ float c[ROWS];
 for (int r = 0; r < ROWS; ++r) c[r] = 0.0f;
 if (slot >= 0) {
   const device uchar* record = records + ulong(slot) * ulong(STRIDE);
-  Row<STEPS> down[ROWS];
-#pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    const uint row = tile + share + r * SPAN < HIDDEN ? tile + share + r * SPAN : HIDDEN - 1;
-    read_row<INTER, BITS, GROUP, LANES, STEPS>(down[r], (const device uint4*)(record + CODES),
-                                               (const device S*)(record + SCALES),
-                                               (const device S*)(record + BIASES), row, lane);
-  }
-#pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-    Chunk<BITS> chunk;
-    read_laid_out<BITS, CHUNKS>(chunk, (const device float4*)(act + ulong(choice) * INTER), lane + step * LANES);
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) c[r] = add_chunk<BITS, GROUP, uint>(down[r], step, chunk, c[r]);
-  }
+  multiply_down<HIDDEN, INTER, BITS, GROUP, LANES>(
+      c, (const device uint4*)(record + CODES), (const device S*)(record + SCALES), (const device S*)(record + BIASES),
+      act + ulong(choice) * INTER, tile + share, lane);
 }
 #pragma unroll
 for (int r = 0; r < ROWS; ++r) {
-  const float sum = lanes_sum<LANES>(c[r]);
-  if (lane == 0) parts[simdgroup_index_in_threadgroup][share + r * SPAN] = sum;
+  if (lane == 0) parts[simdgroup_index_in_threadgroup][share + r * SPAN] = c[r];
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 const uint at = thread_position_in_threadgroup.x;

@@ -11,41 +11,25 @@ const uint lane = thread_index_in_simdgroup % LANES;
 const uint first = (threadgroup_position_in_grid.x * SIMDS + simdgroup_index_in_threadgroup) * SPAN * PAIRS +
                    thread_index_in_simdgroup / LANES;
 const int slot = slot_of[rows[choice]];
-const device uchar* record = records + ulong(slot < 0 ? 0 : slot) * ulong(STRIDE);
-const device uint4* codes = (const device uint4*)(record + CODES);
-const device S* scales = (const device S*)(record + SCALES);
-const device S* biases = (const device S*)(record + BIASES);
-
-Row<STEPS> gate[PAIRS], up[PAIRS];
+Row<STEPS> gate_rows[PAIRS], up_rows[PAIRS];
 if (slot >= 0) {
-#pragma unroll
-  for (int p = 0; p < PAIRS; ++p) {
-    const uint row = first + p * SPAN < INTER ? first + p * SPAN : INTER - 1;
-    read_row<HIDDEN, BITS, GROUP, LANES, STEPS>(gate[p], codes, scales, biases, row, lane);
-    read_row<HIDDEN, BITS, GROUP, LANES, STEPS>(up[p], codes, scales, biases, INTER + row, lane);
-  }
+  const device uchar* record = records + ulong(slot) * ulong(STRIDE);
+  const device uint4* codes = (const device uint4*)(record + CODES);
+  const device S* scales = (const device S*)(record + SCALES);
+  const device S* biases = (const device S*)(record + BIASES);
+  constexpr uint GROUPS = HIDDEN / GROUP;
+  read_gate_up<HIDDEN, INTER, BITS, GROUP, LANES>(gate_rows, up_rows, codes, scales, biases, codes + INTER * CHUNKS,
+                                                  scales + INTER * GROUPS, biases + INTER * GROUPS, first, lane);
 }
 stage<HIDDEN, BITS, SIMDS * 32>(x + ulong(choice / CHOICES) * HIDDEN, staged, sums,
                                 simdgroup_index_in_threadgroup * 32 + thread_index_in_simdgroup);
 threadgroup_barrier(mem_flags::mem_threadgroup);
-float g[PAIRS], u[PAIRS];
-for (int p = 0; p < PAIRS; ++p) g[p] = u[p] = 0.0f;
-if (slot >= 0) {
-#pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-    Chunk<BITS> chunk;
-    read_staged<BITS, CHUNKS>(chunk, staged, sums, lane + step * LANES);
-#pragma unroll
-    for (int p = 0; p < PAIRS; ++p) {
-      g[p] = add_chunk<BITS, GROUP, uint>(gate[p], step, chunk, g[p]);
-      u[p] = add_chunk<BITS, GROUP, uint>(up[p], step, chunk, u[p]);
-    }
-  }
-}
+float gate[PAIRS], up[PAIRS];
+if (slot >= 0) multiply_gate_up<CHUNKS, BITS, GROUP, LANES>(gate, up, gate_rows, up_rows, staged, sums, lane);
 #pragma unroll
 for (int p = 0; p < PAIRS; ++p) {
-  const float value = swiglu(lanes_sum<LANES>(g[p]), lanes_sum<LANES>(u[p]));
   const uint channel = first + p * SPAN;
+  const float value = slot >= 0 ? swiglu(gate[p], up[p]) : 0.0f;
   if (lane == 0 && channel < INTER) {
     act[choice * INTER + laid_out<DOWN_BITS, INTER * DOWN_BITS / 128>(channel)] =
         mul_rn(value, in_place_scale<DOWN_BITS>(channel % 4));

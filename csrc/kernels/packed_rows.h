@@ -134,16 +134,32 @@ FN uint laid_out(uint i) {
   return (i % COLUMNS / 4 * CHUNKS + i / COLUMNS) * 4 + i % 4;
 }
 
-// Chunk number `index` of CHUNKS, written channel by channel at laid_out, times in_place_scale.
+// Chunk number `index` of CHUNKS, written channel by channel at laid_out, times in_place_scale. Its sum is added up as
+// `stage` adds it up.
 template <int BITS, int CHUNKS>
 FN void read_laid_out(thread Chunk<BITS>& chunk, const device float4* x, uint index) {
-  chunk.sum = 0.0f;
+  constexpr int QUADS = 32 / BITS;
+  float sums[QUADS];
 #pragma unroll
-  for (int quad = 0; quad < 32 / BITS; ++quad) {
+  for (int quad = 0; quad < QUADS; ++quad) {
     const float4 v = x[quad * CHUNKS + index];
     chunk.x[quad] = v;
-    chunk.sum = fma(v.y, 1.0f / in_place_scale<BITS>(1), add_rn(chunk.sum, v.x));
-    chunk.sum = fma(v.z, 1.0f / in_place_scale<BITS>(2), chunk.sum);
-    chunk.sum = fma(v.w, 1.0f / in_place_scale<BITS>(3), chunk.sum);
+    const float low = fma(v.y, 1.0f / in_place_scale<BITS>(1), v.x);
+    const float high = fma(v.w, 1.0f / in_place_scale<BITS>(3), mul_rn(v.z, 1.0f / in_place_scale<BITS>(2)));
+    sums[quad] = add_rn(low, high);
   }
+#pragma unroll
+  for (int apart = 1; apart < QUADS; apart *= 2) {
+#pragma unroll
+    for (int quad = 0; quad + apart < QUADS; quad += 2 * apart) sums[quad] = add_rn(sums[quad], sums[quad + apart]);
+  }
+  chunk.sum = sums[0];
+}
+
+// Chunk number `index` of plain numbers.
+template <int BITS, typename T>
+FN void read_plain(thread Chunk<BITS>& chunk, const device T* x, uint index) {
+#pragma unroll
+  for (int quad = 0; quad < 32 / BITS; ++quad) chunk.x[quad] = load4(x + index * (128 / BITS) + 4 * quad);
+  chunk.sum = 0.0f;
 }

@@ -8,6 +8,7 @@ from . import (
     gpu_gated_delta,
     gpu_linear,
     gpu_linear_pair,
+    gpu_moe,
     gpu_norms,
     gpu_router,
     native_attention,
@@ -27,6 +28,7 @@ from .gpu_attention import WIDTHS as ATTENTION_WIDTHS
 from .gpu_attention import position
 from .host import to_host
 from .linear import BLOCK, head, linear, linear_pair
+from .moe import SharedExpert, moe, shared_expert
 from .native import extension as native_extension
 from .native import native_status
 from .norms import gated_rms_norm, norm_rope, rms_norm
@@ -39,6 +41,7 @@ __all__ = [
     "GatedDelta",
     "Mode",
     "Records",
+    "SharedExpert",
     "Weight",
     "attention",
     "bank_write",
@@ -54,6 +57,7 @@ __all__ = [
     "head",
     "linear",
     "linear_pair",
+    "moe",
     "native_extension",
     "native_status",
     "norm_rope",
@@ -62,6 +66,7 @@ __all__ = [
     "rms_norm",
     "router",
     "set_backend",
+    "shared_expert",
     "sigmoid_scaled",
     "swiglu",
     "swiglu_linear",

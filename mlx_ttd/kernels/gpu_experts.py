@@ -23,7 +23,7 @@ from .gpu import (
     staged_bytes,
 )
 
-HEADERS = ("packed_rows.h", "scalar_maths.h")
+HEADERS = ("packed_rows.h", "scalar_maths.h", "expert_rows.h")
 GATE_UP = Text("expert_gate_up", ("x", "records", "slot_of", "rows"), ("act",), HEADERS)
 COMBINE = Text("combine", ("contributions", "weights"), ("out",))
 DOWN = Text("expert_down", ("act", "records", "slot_of", "rows", "weights"), ("out",), HEADERS)
@@ -50,7 +50,8 @@ def matrix_values(matrix: Matrix, stride: int, choices: int) -> dict[str, int | 
 
 
 @cache
-def _gate_up(layout: RecordLayout, choices: int) -> Geometry:
+def gate_up_geometry(layout: RecordLayout, choices: int) -> Geometry:
+    """Of the launch that multiplies by gate and up."""
     values = matrix_values(layout.gate_up, layout.stride, choices)
     values |= {"HIDDEN": layout.hidden, "INTER": layout.inter, "PAIRS": PAIRS, "DOWN_BITS": layout.down.bits}
     rows = SIMDGROUPS * PAIRS * SIMD_WIDTH // lanes_per_row(layout.gate_up.words // 4)
@@ -58,7 +59,8 @@ def _gate_up(layout: RecordLayout, choices: int) -> Geometry:
 
 
 @cache
-def _down(layout: RecordLayout, choices: int, apart: bool) -> Geometry:
+def down_geometry(layout: RecordLayout, choices: int, apart: bool) -> Geometry:
+    """Of the launch that multiplies by down, and keeps the choices apart or sums them."""
     chunks = layout.down.words // 4
     lanes = lanes_per_row(chunks)
     a_lane = max(1, DOWN_CHUNKS * lanes // chunks)
@@ -82,7 +84,7 @@ def _run(x: mx.array, lease: Records, rows: mx.array, layout: RecordLayout, weig
     require_dtype("expert_ffn", "slot_of", lease.slot_of, mx.int32)
     check_slots(lease, rows)
     tokens, choices = rows.shape
-    first, second = _gate_up(layout, choices), _down(layout, choices, weights is None)
+    first, second = gate_up_geometry(layout, choices), down_geometry(layout, choices, weights is None)
     act = launch(
         GATE_UP,
         [x, lease.records, lease.slot_of, rows],

@@ -27,6 +27,8 @@ MATMUL = Text("matmul", INPUTS, ("out",), ("packed_rows.h", "packed_tile.h"))
 TILE = 32
 TILE_SIMDGROUPS = 4
 SIMDGROUPS = 8
+# Rows of x for which a weight is read once: as many as a verify step may have.
+TOKENS = 9
 # 16-byte loads that a lane has under way, by text.
 CHUNKS_IN_FLIGHT = {MATVEC: 4, MATVEC_LONG: 4}
 # So many threadgroups fill a large GPU.
@@ -37,13 +39,16 @@ LONG = 8
 
 @cache
 def matvec(
-    rows: int, cols: int, bits: int, group: int, stored: mx.Dtype, scale: mx.Dtype, out: mx.Dtype
+    single: bool, rows: int, cols: int, bits: int, group: int, stored: mx.Dtype, scale: mx.Dtype, out: mx.Dtype
 ) -> tuple[Text, Geometry]:
-    """The text and its geometry for a matrix [rows, cols] of numbers `stored` as and scaled by such types."""
+    """The text and its geometry for a matrix [rows, cols] of numbers `stored` as and scaled by such types.
+
+    `single`: for one row of x. Both texts give the same bits.
+    """
     chunks = cols * bits // 128
     lanes = lanes_per_row(chunks)
     tile = SIMDGROUPS * SIMD_WIDTH // lanes
-    text = MATVEC_LONG if rows >= LONG * tile * THREADGROUPS else MATVEC
+    text = MATVEC_LONG if single and rows >= LONG * tile * THREADGROUPS else MATVEC
     steps = 1 if text is MATVEC_LONG else chunks // lanes
     a_lane = 1
     while 2 * a_lane * steps <= CHUNKS_IN_FLIGHT[text] and rows >= a_lane * tile * THREADGROUPS:
@@ -58,6 +63,7 @@ def matvec(
         ("LANES", lanes),
         ("ROWS", a_lane),
         ("SIMDS", SIMDGROUPS),
+        ("TOKENS", TOKENS),
     )
     tiles = -(-rows // (tile * a_lane))
     return text, Geometry(min(tiles, THREADGROUPS) if text is MATVEC_LONG else tiles, template)
@@ -76,9 +82,10 @@ def multiply(x: mx.array, w: Weight, out: mx.Dtype) -> mx.array:
     """x [T, in] times w [out, in] transposed, [T, out] of type `out`; a row's bits depend on that row alone."""
     require_dtype("linear", "x", x, *FLOATS)
     arrays, bits, group = stored(w)
-    text, geometry = matvec(w.rows, x.shape[1], bits, group, w.weight.dtype, arrays[1].dtype, out)
-    grid = (geometry.threadgroups, x.shape[0], 1)
-    return launch(text, [x, *arrays], geometry.template, grid, SIMDGROUPS, [((x.shape[0], w.rows), out)])[0]
+    tokens = x.shape[0]
+    text, geometry = matvec(tokens == 1, w.rows, x.shape[1], bits, group, w.weight.dtype, arrays[1].dtype, out)
+    grid = (geometry.threadgroups, -(-tokens // TOKENS), 1)
+    return launch(text, [x, *arrays], geometry.template, grid, SIMDGROUPS, [((tokens, w.rows), out)])[0]
 
 
 def multiply_tiles(x: mx.array, w: Weight, out: mx.Dtype) -> mx.array:

@@ -98,5 +98,7 @@ class ResidentStep:
         inner = self.layer.post_normed(x)
         ids, weights = moe.route(inner, "decode")
         lease = Lease(records, slot_of, lambda after: None, np.arange(slot_of.size))
-        routed = kernels.expert_ffn(inner, lease, ids, weights, moe.experts.layout)
-        return x + (routed + moe.shared_output(inner, "decode")).astype(x.dtype), ids
+        shared = kernels.SharedExpert(
+            moe.shared.gate.packed, moe.shared.up.packed, moe.shared.down.packed, moe.shared_scale.packed
+        )
+        return kernels.moe(x, inner, lease, ids, weights, moe.experts.layout, shared, "decode"), ids

@@ -24,6 +24,7 @@ from .bank import bank_write
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .gated_delta import GatedDelta, gated_delta
 from .gates import sigmoid_scaled, swiglu, swiglu_linear
+from .gpu import require_simd_width
 from .gpu_attention import WIDTHS as ATTENTION_WIDTHS
 from .gpu_attention import position
 from .host import to_host
@@ -63,6 +64,7 @@ __all__ = [
     "norm_rope",
     "part_views",
     "position",
+    "require_simd_width",
     "rms_norm",
     "router",
     "set_backend",

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..spec import Matrix, RecordLayout
-from .backend import register, run
+from .backend import device_kind, register, run
 
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32, "uint8": mx.uint8}
 
@@ -61,6 +61,8 @@ def _project(x: mx.array, records: mx.array, matrix: Matrix, slots: mx.array) ->
         group_size=matrix.group,
         bits=matrix.bits,
         mode=matrix.mode,
+        # MLX has no float32 gather_qmm for CUDA.
+        stream=mx.cpu if device_kind() == "cuda" else None,
     )
 
 

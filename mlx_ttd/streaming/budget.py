@@ -30,11 +30,15 @@ def resident_bytes(store: Store) -> int:
 
 
 def block_scratch(spec: ModelSpec, itemsize: int, context: int, attention_scores: bool) -> int:
-    """Bytes that one prefill block of BLOCK rows needs at its widest layer, and one row's logits with their copies."""
-    gdn = 3 * spec.conv_width + 4 * spec.value_width
-    attention = 8 * spec.heads * spec.head_dim + 4 * spec.kv_heads * spec.head_dim
+    """Bytes that one prefill block of BLOCK rows needs at its widest layer, and one row's logits with their copies.
+
+    Counted in rows of f32 that live at once; the references keep more of them than fused kernels do.
+    """
+    gdn = 2 * spec.conv_width + 2 * spec.value_width
+    attention = 6 * spec.heads * spec.head_dim + 2 * spec.kv_heads * spec.head_dim
     if attention_scores:
-        attention += 3 * spec.heads * context
+        gdn += spec.conv_width + 2 * spec.value_width
+        attention += 2 * (spec.heads + spec.kv_heads) * spec.head_dim + 3 * spec.heads * context
     experts = spec.top_k * (2 * spec.inter + spec.hidden) if spec.is_moe else 3 * spec.inter
     mixer = attention if FULL in spec.layer_types else 0
     row = 6 * spec.hidden + max(gdn, mixer, experts)

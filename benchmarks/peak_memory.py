@@ -1,0 +1,66 @@
+"""Peak resident set of a process that runs a store, above what the process had before: `over_budget` runs one.
+
+    python -m benchmarks.peak_memory STORE BUDGET PROMPTS [OPTION=VALUE ...]    prints JSON
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+import mlx_ttd
+
+INTERVAL = 0.01
+LONGEST, STEPS = 600, 4
+
+
+def resident_set() -> int:
+    """Bytes of this process in memory now (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def main() -> None:
+    store, budget, prompts, *options = sys.argv[1:]
+    mx.eval(mx.zeros(8) + 1)
+    before, peak, ended = resident_set(), 0, threading.Event()
+
+    def sample() -> None:
+        nonlocal peak
+        while not ended.is_set():
+            peak = max(peak, resident_set())
+            time.sleep(INTERVAL)
+
+    watcher = threading.Thread(target=sample, daemon=True)
+    watcher.start()
+    draws = np.random.default_rng(0)
+    given: dict[str, Any] = {name: int(value) if value.isdigit() else value for name, value in (o.split("=") for o in options)}
+    with mlx_ttd.load(store, int(budget), progress=False, **given) as llm:
+        after_load = resident_set()
+        for _ in range(int(prompts)):
+            length = int(draws.integers(1, LONGEST))
+            llm.generate(draws.integers(0, llm.store.spec.vocab, length).tolist(), max_tokens=STEPS, ignore_eos=True)
+        slots, chunk = llm.division.slots, llm.division.chunk
+    ended.set()
+    watcher.join()
+    over = peak - before - int(budget)
+    found = {"before": before, "after_load": after_load, "peak": peak, "slots": slots, "chunk": chunk, "over": over}
+    print(json.dumps(found))
+
+
+def over_budget(store: Path | str, budget: int, prompts: int, *options: str) -> dict[str, int]:
+    """Run `prompts` random prompts in a fresh process; bytes, and `over` = peak - before - budget, below 0 when kept."""
+    command = [sys.executable, "-m", "benchmarks.peak_memory", str(store), str(budget), str(prompts), *options]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    return json.loads(result.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,46 +11,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import mlx.core as mx
-
 from . import kernels, state
 from ._version import __version__
 from .allocation import divide_budget, dtypes, total_bytes
+from .assembly import assemble, enter_division
 from .backends import force_backend
 from .errors import ContextError, StateError
 from .generation import (
     Chunk,
     GenerationOptions,
-    IdStream,
     Record,
     Response,
     Running,
-    TextStream,
     Turns,
     generate_tokens,
     generation_options,
     peak_bytes,
-    read_generation_defaults,
-    stop_ids,
 )
-from .layers import ResidentWeights
-from .models import Model, model_class
 from .observe import Counters
 from .options import Options
+from .outputs import ends_of, output_stream
 from .progress_line import ProgressLine
-from .prompts import Prompt, check_ids, continued, is_chat
+from .prompts import Prompt, check_ids, continued, ids_after, ids_of, is_chat
 from .stats import Stats, html_table
 from .store import Store
 from .store_paths import store_name
-from .streaming import (
-    ALLOCATOR_RESERVE,
-    EmbeddingRows,
-    ExpertProvider,
-    Ledger,
-    ReadPool,
-    show_size,
-)
-from .text import Tokenizer, opens_reasoning
+from .streaming import ExpertProvider, Ledger, show_size
+from .text import Tokenizer
 
 
 class LLM:
@@ -63,24 +50,14 @@ class LLM:
         self.context = min(options.context, store.spec.max_context)
         self.ledger: Ledger = Ledger(0 if beside else total_bytes(options.memory), beside.ledger if beside else None)
         self.division = divide_budget(store, options, self.context, self.ledger.free)
-        self.ledger.enter("allocator", ALLOCATOR_RESERVE)
-        self.ledger.enter("resident", self.division.resident)
-        self.ledger.enter("state", self.division.state)
-        self.ledger.enter("scratch", self.division.scratch)
+        enter_division(self.ledger, self.division)
         self.counters = Counters()
-        self.provider = self._provider(beside) if store.spec.is_moe else None
+        threads = beside.provider.pool.threads if beside is not None and beside.provider is not None else None
         line = ProgressLine(f"loading {self.name}", options.progress)
-        bar = line.bar(show_size)
-        weights = ResidentWeights(store, lambda done: bar(done, self.division.resident))
-        self.embedding = None
-        if store.embedding:
-            self.embedding = EmbeddingRows(store.embedding, store.quantisation("embedding"), self.counters)
+        parts = assemble(store, options, self.division, self.context, self.ledger, self.counters, threads, line)
+        self.model, self.embedding = parts.model, parts.embedding
+        self.provider: ExpertProvider | None = parts.provider
         dtype, kv_dtype = dtypes(options)
-        model = model_class(store.spec.model_type)
-        self.model: Model = model(store.spec, weights, self.provider, self.embedding, dtype, kv_dtype, self.context)
-        mx.eval(self.model.parameters())
-        line.clear()
-        self.counters.resident_bytes = weights.bytes_read
         self.fingerprint = {
             "store": store.digest,
             "dtype": str(dtype),
@@ -92,20 +69,6 @@ class LLM:
         self._turns = Turns()
         self._first_token_seconds: float | None = None
         self.load_seconds = time.perf_counter() - started
-
-    def _provider(self, beside: LLM | None) -> ExpertProvider:
-        options = self.options
-        threads = beside.provider.pool.threads if beside is not None and beside.provider is not None else None
-        return ExpertProvider(
-            self.store,
-            self.division.slots,
-            self.ledger,
-            self.counters,
-            ReadPool(options.depth, options.parts, self.counters, threads=threads),
-            options.policy,
-            options.verify,
-            options.read_mode,
-        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -124,13 +87,7 @@ class LLM:
 
     def encode(self, prompt: Prompt, tools: Any = None, **template: Any) -> list[int]:
         """Token ids of a prompt: text as it is, chat messages through the template, or ids, which are only checked."""
-        if isinstance(prompt, str):
-            ids: Sequence[int] = self.tokenizer.encode(prompt)
-        elif is_chat(prompt):
-            ids = self.tokenizer.encode_chat(prompt, tools=tools, **template)
-        else:
-            ids = prompt  # type: ignore[assignment]
-        return check_ids(ids, self.store.spec.vocab)
+        return check_ids(ids_of(self.tokenizer, prompt, tools, template), self.store.spec.vocab)
 
     def _encode_on(self, prompt: Prompt, options: GenerationOptions) -> list[int]:
         """As `encode`, with the live tokens kept where a chat goes on from them."""
@@ -139,13 +96,10 @@ class LLM:
         rendered = self.tokenizer.render_chat(prompt, tools=options.tools, **options.template)
         sampled = () if self._running.sampled is None else (self._running.sampled,)
         written = (*self._running.tokens, *sampled)
-        return check_ids(continued(self.tokenizer, rendered, written, self._stop_ids()), self.store.spec.vocab)
+        return check_ids(continued(self.tokenizer, rendered, written, self._ends()), self.store.spec.vocab)
 
-    def _stop_ids(self) -> frozenset[int]:
-        eos = read_generation_defaults(self.store.path).eos_ids
-        if not self.has_tokenizer:
-            return frozenset(eos)
-        return stop_ids(self.tokenizer.token_id, {*eos, *self.tokenizer.eos_ids})
+    def _ends(self) -> frozenset[int]:
+        return ends_of(self.store.path, self.tokenizer if self.has_tokenizer else None)
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Chunk]:
         """Generate piece by piece. `options` are those of `GenerationOptions`.
@@ -168,13 +122,7 @@ class LLM:
         Every token runs as a decode step, so the logits are those of generating the same tokens. A text that follows
         a text is cut into tokens together with it.
         """
-        if not isinstance(continuation, str):
-            ids = list(continuation)
-        else:
-            before, ids = self.encode(prompt), self.tokenizer.encode(continuation)
-            if isinstance(prompt, str):
-                whole = self.tokenizer.encode(prompt + continuation)
-                ids = whole[len(before) :] if whole[: len(before)] == before else ids
+        ids = ids_after(self.tokenizer, prompt, continuation) if isinstance(continuation, str) else continuation
         return self.generate(prompt, force=check_ids(ids, self.store.spec.vocab), logprobs=True, **options)
 
     def _stream(self, prompt: Prompt, options: GenerationOptions, record: Record) -> Generator[Chunk, None, None]:
@@ -188,7 +136,7 @@ class LLM:
         running = self._continue_or_start(ids)
         fresh = ids[len(running.tokens) :]
         record.begin(len(ids), len(running.tokens))
-        text = self._text_stream(prompt, ids, options)
+        text = output_stream(self.tokenizer if self.has_tokenizer else None, self._ends(), prompt, ids, options)
         limit = min(options.length, self.context - len(ids) + 1)
         line = ProgressLine("reading the prompt", self.options.progress)
         steps = generate_tokens(
@@ -226,14 +174,6 @@ class LLM:
             self._running = None
             running = self._running = Running(self.model, self.model.make_cache())
         return running
-
-    def _text_stream(self, prompt: Prompt, ids: Sequence[int], options: GenerationOptions) -> TextStream | IdStream:
-        stops = self._stop_ids() if options.stops else frozenset()
-        if not self.has_tokenizer:
-            return IdStream(stops, options.logprobs)
-        tokenizer = self.tokenizer
-        inside = is_chat(prompt) and opens_reasoning(tokenizer.decode(ids[-64:]))
-        return TextStream(tokenizer, stops, options.stop_strings, inside, options.tools, options.logprobs)
 
     def stats(self, reset: bool = False) -> Stats:
         """Counters and configuration; reset=True starts the counters anew afterwards."""

@@ -17,6 +17,24 @@ def is_chat(prompt: Prompt) -> TypeGuard[Messages]:
     return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
+def ids_of(tokenizer: Tokenizer, prompt: Prompt, tools: Any, template: Mapping[str, Any]) -> Sequence[int]:
+    """Token ids of a prompt: text as it is, chat messages through the template, ids as they are."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if is_chat(prompt):
+        return tokenizer.encode_chat(prompt, tools=tools, **template)
+    return prompt  # type: ignore[return-value]
+
+
+def ids_after(tokenizer: Tokenizer, prompt: Prompt, continuation: str) -> list[int]:
+    """Ids of a text that follows a prompt: after a text, those that both have in one piece, where they can be told."""
+    if isinstance(prompt, str):
+        before, whole = tokenizer.encode(prompt), tokenizer.encode(prompt + continuation)
+        if whole[: len(before)] == before:
+            return whole[len(before) :]
+    return tokenizer.encode(continuation)
+
+
 def continued(tokenizer: Tokenizer, rendered: str, written: Sequence[int], stops: frozenset[int]) -> list[int]:
     """Ids of a rendered chat. Where it repeats the tokens `written` and then ends their turn, those stay as they are.
 

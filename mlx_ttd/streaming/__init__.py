@@ -9,6 +9,7 @@ from .memory import auto_budget, machine_memory, parse_size, show_size
 from .policies import policy_names
 from .provider import ExpertProvider
 from .read_pool import ReadPool
+from .read_threads import ReadThreads
 
 __all__ = [
     "ALLOCATOR_RESERVE",
@@ -18,12 +19,13 @@ __all__ = [
     "Lease",
     "Ledger",
     "ReadPool",
+    "ReadThreads",
     "auto_budget",
     "disk_rates",
     "divide",
     "machine_memory",
     "parse_size",
-    "read_rate",
     "policy_names",
+    "read_rate",
     "show_size",
 ]

@@ -1,0 +1,72 @@
+"""A model put together from its store: the bytes it is allowed, its experts' provider, its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .allocation import dtypes
+from .layers import ResidentWeights
+from .models import Model, model_class
+from .observe import Counters
+from .options import Options
+from .progress_line import ProgressLine
+from .store import Store
+from .streaming import (
+    ALLOCATOR_RESERVE,
+    Division,
+    EmbeddingRows,
+    ExpertProvider,
+    Ledger,
+    ReadPool,
+    ReadThreads,
+    show_size,
+)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts of a loaded model. provider: None for a dense model; embedding: None where the head holds it."""
+
+    model: Model
+    provider: ExpertProvider | None
+    embedding: EmbeddingRows | None
+
+
+def enter_division(ledger: Ledger, division: Division) -> None:
+    """Enter all that `division` gives away but the slots, which their provider enters."""
+    ledger.enter("allocator", ALLOCATOR_RESERVE)
+    ledger.enter("resident", division.resident)
+    ledger.enter("state", division.state)
+    ledger.enter("scratch", division.scratch)
+
+
+def assemble(
+    store: Store,
+    options: Options,
+    division: Division,
+    context: int,
+    ledger: Ledger,
+    counters: Counters,
+    threads: ReadThreads | None,
+    line: ProgressLine,
+) -> Assembly:
+    """Read the resident weights and make the banks. threads: those that another model reads on, to share them."""
+    provider = None
+    if store.spec.is_moe:
+        pool = ReadPool(options.depth, options.parts, counters, threads=threads)
+        slots, policy = division.slots, options.policy
+        provider = ExpertProvider(store, slots, ledger, counters, pool, policy, options.verify, options.read_mode)
+    bar = line.bar(show_size)
+    weights = ResidentWeights(store, lambda done: bar(done, division.resident))
+    embedding = None
+    if store.embedding:
+        embedding = EmbeddingRows(store.embedding, store.quantisation("embedding"), counters)
+    dtype, kv_dtype = dtypes(options)
+    kind = model_class(store.spec.model_type)
+    model = kind(store.spec, weights, provider, embedding, dtype, kv_dtype, context)
+    mx.eval(model.parameters())
+    line.clear()
+    counters.resident_bytes = weights.bytes_read
+    return Assembly(model, provider, embedding)

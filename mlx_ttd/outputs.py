@@ -1,0 +1,27 @@
+"""What ends a generation, and how its tokens become chunks of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .generation import GenerationOptions, IdStream, TextStream, read_generation_defaults, stop_ids
+from .prompts import Prompt, is_chat
+from .text import Tokenizer, opens_reasoning
+
+
+def ends_of(store: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """The ids by which a store's model ends its text."""
+    eos = read_generation_defaults(store).eos_ids
+    return frozenset(eos) if tokenizer is None else stop_ids(tokenizer.token_id, {*eos, *tokenizer.eos_ids})
+
+
+def output_stream(
+    tokenizer: Tokenizer | None, ends: frozenset[int], prompt: Prompt, ids: Sequence[int], options: GenerationOptions
+) -> IdStream:
+    """Makes the chunks of the answer to `prompt`, whose tokens are `ids`; without a tokenizer, chunks without text."""
+    stops = ends if options.stops else frozenset()
+    if tokenizer is None:
+        return IdStream(stops, options.logprobs)
+    inside = is_chat(prompt) and opens_reasoning(tokenizer.decode(ids[-64:]))
+    return TextStream(tokenizer, stops, options.stop_strings, inside, options.tools, options.logprobs)

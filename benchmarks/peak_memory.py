@@ -1,6 +1,6 @@
 """Peak resident set of a process that runs a store, above what the process had before: `over_budget` runs one.
 
-    python -m benchmarks.peak_memory STORE BUDGET PROMPTS [OPTION=VALUE ...]    prints JSON
+python -m benchmarks.peak_memory STORE BUDGET PROMPTS [OPTION=VALUE ...]    prints JSON
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def main() -> None:
     watcher = threading.Thread(target=sample, daemon=True)
     watcher.start()
     draws = np.random.default_rng(0)
-    given: dict[str, Any] = {name: int(value) if value.isdigit() else value for name, value in (o.split("=") for o in options)}
+    pairs = [option.split("=", 1) for option in options]
+    given: dict[str, Any] = {name: int(value) if value.isdigit() else value for name, value in pairs}
     with mlx_ttd.load(store, int(budget), progress=False, **given) as llm:
         after_load = resident_set()
         for _ in range(int(prompts)):
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def over_budget(store: Path | str, budget: int, prompts: int, *options: str) -> dict[str, int]:
-    """Run `prompts` random prompts in a fresh process; bytes, and `over` = peak - before - budget, below 0 when kept."""
+    """Run `prompts` random prompts in a fresh process; bytes; `over` = peak - before - budget."""
     command = [sys.executable, "-m", "benchmarks.peak_memory", str(store), str(budget), str(prompts), *options]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
     return json.loads(result.stdout)

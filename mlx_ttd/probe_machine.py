@@ -1,4 +1,4 @@
-"""This machine measured: its disk by a store's own records, its kernels by weights no cache holds, its host by the demo."""
+"""This machine measured: disk by a store's own records, kernels by weights no cache holds, host by the demo model."""
 
 from __future__ import annotations
 

@@ -1,0 +1,242 @@
+"""Streaming on a store of the real shapes: decode and prompts beside the disk's and the kernels' own bounds.
+
+    python -m benchmarks.stream [--json FILE] [--keep] [--store DIR] [--layers N] [--only NAME ...] [--quick]
+
+Without --store one of --layers layers (8 by default) is written first, 6 GB. Banks have the slots that the named memory
+buys for all 40 layers, so that a layer misses as often as in the whole model. Arms are alternated and the disk's own
+speed is measured between them. Tokens are random; their routing is skewed as the store is. About 8 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+import mlx_ttd
+from benchmarks.block import Block, spread
+from benchmarks.peak_memory import over_budget
+from benchmarks.synthetic_store import plan_store, read_shape, write_store
+from mlx_ttd.allocation import divide_budget
+from mlx_ttd.generation.decode import Running, decode, prefill
+from mlx_ttd.observe import Profile, probing
+from mlx_ttd.options import make_options
+from mlx_ttd.plan import forecast
+from mlx_ttd.probe_machine import probe
+from mlx_ttd.spec import model_spec
+from mlx_ttd.state import KVState
+from mlx_ttd.store import open_store, store_of_plan
+from mlx_ttd.store.checkpoint import Checkpoint
+from mlx_ttd.streaming import read_rate
+
+SHAPE = "qwen3.6-35b-a3b"
+DEPTHS = (2, 4, 8, 16)
+WARM, PROMPT, ALLOWANCE = 24, 2048, 0.005
+
+
+def slots_of_whole_model(memory: int, context: int = 4096) -> int:
+    """Slots a layer that `memory` buys for all 40 layers, keys and values in bf16."""
+    config = read_shape(SHAPE)
+    made = store_of_plan(
+        Checkpoint(Path(SHAPE), config, model_spec(config), {}, ""), plan_store(config, None, None, Path(SHAPE))
+    )
+    return divide_budget(made, make_options({"dtype": "bfloat16"}), context, memory).slots
+
+
+def load(store: Path, slots: int, read_mode: str = "direct", context: int = 4096, chunk: int = 0) -> mlx_ttd.LLM:
+    fixed: dict[str, Any] = {"slots": slots, "read_mode": read_mode, "context": context, "prefill_chunk": chunk}
+    least = mlx_ttd.info(store, **fixed)["least_bytes"]
+    return mlx_ttd.load(store, least + 10**8, verify="off", progress=False, replace=False, **fixed)
+
+
+class Arm:
+    """A model with a live sequence of random tokens; `seconds(n)` decodes n more of them."""
+
+    def __init__(self, llm: mlx_ttd.LLM, seed: int = 0, warm: int = WARM):
+        self.llm, self.draws = llm, np.random.default_rng(seed)
+        self.sequence = Running(llm.model, llm.model.make_cache(), [])
+        self.seconds(warm)
+
+    def token(self) -> int:
+        return int(self.draws.integers(0, self.llm.store.spec.vocab))
+
+    def seconds(self, steps: int) -> list[float]:
+        spent = []
+        for _ in range(steps):
+            token, began = self.token(), time.perf_counter()
+            decode(self.sequence, token, self.llm.counters)
+            spent.append(time.perf_counter() - began)
+        return spent
+
+
+def decode_direct(store: Path, block: Block, rounds: int) -> None:
+    """Wall time of a token against reading what it missed plus what cannot overlap; the reads against plain ones."""
+    opened, steps = open_store(store), 8
+    with load(store, slots_of_whole_model(3 * 10**9)) as llm:
+        arm = Arm(llm)
+        ratios, shares, walls, bounds = [], [], [], []
+        for index in range(rounds):
+            before = llm.counters.copy()
+            wall = statistics.fmean(arm.seconds(steps))
+            counts = llm.counters.since(before)
+            a_layer = max(1, round(counts.misses / steps / len(opened.layouts)))
+            plain = max(read_rate(opened, depth, seed=index) for depth in DEPTHS)
+            alike = max(read_rate(opened, 8, batch=a_layer, seed=index + i) for i in range(2))
+            profile = Profile()
+            with probing(profile):
+                arm.seconds(3)
+            phases = {name: spent / 3 for name, spent in profile.seconds.items()}
+            overlapping = phases["shared"] + phases["expert_ffn"] * counts.hits / counts.requests
+            other = sum(phases.values()) - phases["read"] - overlapping
+            reading = counts.bytes_read / steps / plain / 1e9
+            walls.append(wall)
+            bounds.append(reading + other)
+            ratios.append((wall - ALLOWANCE) / (reading + other))
+            shares.append(counts.bytes_read / counts.read_seconds / 1e9 / alike)
+        block.note("decode_direct", f"ms {spread([w * 1e3 for w in walls])}; bound {spread([b * 1e3 for b in bounds])}")
+        block.note("decode_direct hits", f"{llm.stats().hit_rate:.0%} with {llm.division.slots} slots")
+        block.note("read.fraction_of_disk", spread(shares))
+        block.results["decode_direct.vs_bound"] = statistics.median(ratios)
+        block.results["read.fraction_of_disk"] = statistics.median(shares)
+
+
+def decode_warm(store: Path, block: Block, rounds: int) -> None:
+    """12 slots a layer with every record in page cache, against every expert in memory."""
+    experts = open_store(store).spec.experts
+    with load(store, 12, "cached") as few, load(store, experts, "cached") as all_:
+        arms = [Arm(few), Arm(all_)]
+        prompt = np.random.default_rng(1).integers(0, few.store.spec.vocab, PROMPT).tolist()
+        for arm in arms:
+            prefill(Running(arm.llm.model, arm.llm.model.make_cache(), []), prompt, PROMPT, arm.llm.counters)
+            arm.seconds(WARM)
+        times = [[statistics.median(arm.seconds(8)) for arm in arms] for _ in range(rounds)]
+        block.note("decode_warm", "ms " + ", ".join(spread([t[i] * 1e3 for t in times]) for i in (0, 1)))
+        block.note("decode_warm resident misses", all_.counters.misses)
+        block.results["decode_warm.vs_resident"] = statistics.median(b / a for a, b in times)
+
+
+class Choices:
+    """A probe that collects the experts that were chosen."""
+
+    def __init__(self) -> None:
+        self.used: set[tuple[int, int]] = set()
+
+    def note(self, layer: int, name: str, arrays: Sequence[mx.array]) -> None:
+        if name == "router.ids":
+            self.used |= {(layer, int(expert)) for expert in np.unique(np.array(arrays[0]))}
+
+
+def prefill_2048(store: Path, block: Block, rounds: int) -> None:
+    """A prompt of 2,048 from an empty bank, read directly: bytes against one pass, time against the bound."""
+    opened = open_store(store)
+    stride = next(layout.stride for layout in opened.layouts if layout is not None)
+    ids = np.random.default_rng(2).integers(0, opened.spec.vocab, PROMPT).tolist()
+
+    def run(llm: mlx_ttd.LLM) -> float:
+        sequence, began = Running(llm.model, llm.model.make_cache(), []), time.perf_counter()
+        prefill(sequence, ids, PROMPT, llm.counters)
+        return time.perf_counter() - began
+
+    few_slots = slots_of_whole_model(3 * 10**9)
+    with load(store, few_slots, chunk=PROMPT) as few, load(store, opened.spec.experts, chunk=PROMPT) as all_:
+        chosen = Choices()
+        with probing(chosen):
+            run(all_)
+        pass_bytes, ratios, bounds = len(chosen.used) * stride, [], []
+        for index in range(min(rounds, 3)):
+            few.clear_experts()
+            before = few.counters.copy()
+            wall = run(few)
+            ratios.append(few.counters.since(before).bytes_read / pass_bytes)
+            reading = pass_bytes / max(read_rate(opened, depth, seed=index) for depth in DEPTHS) / 1e9
+            computing = run(all_)
+            bounds.append(wall / max(reading, computing))
+            block.note(f"prefill_2048 round {index}", f"{wall:.2f} s; {reading:.2f} reading, {computing:.2f} computing")
+        block.results["prefill_2048.bytes_ratio"] = max(ratios)
+        block.results["prefill_2048.vs_bound"] = statistics.median(bounds)
+
+
+def decode_32k(store: Path, block: Block, rounds: int) -> None:
+    """Decoding at position 32,000, from a fabricated state, against 1,000; both with the slots of 4 GB."""
+    with load(store, slots_of_whole_model(4 * 10**9, 32768), "cached", context=32768) as llm:
+        arms = {}
+        for position in (1000, 32000):
+            arm = arms[position] = Arm(llm, warm=0)
+            for layer in arm.sequence.state:
+                if isinstance(layer, KVState):
+                    layer.keys, layer.values = (mx.random.normal(a.shape).astype(a.dtype) for a in layer.state)
+                    layer.offset = position
+                    mx.eval(layer.state)
+            arm.seconds(WARM)
+        times = [[statistics.median(arms[p].seconds(8)) for p in (1000, 32000)] for _ in range(rounds)]
+        block.note("decode_32k", "ms " + ", ".join(spread([t[i] * 1e3 for t in times]) for i in (0, 1)))
+        block.results["decode_32k.vs_1k"] = statistics.median(a / b for a, b in times)
+
+
+def peak(store: Path, block: Block, rounds: int) -> None:
+    """Random prompts at the least budget and at twice it, each in a fresh process."""
+    least = mlx_ttd.info(store)["least_bytes"]
+    found = [over_budget(store, times * least, 5 * rounds) for times in (1, 2)]
+    block.note("peak", found)
+    block.results["peak.over_budget_bytes"] = max(0, *(f["over"] for f in found))
+
+
+def plan_error(store: Path, block: Block, rounds: int) -> None:
+    """Ten budgets, read directly: forecasts from a probe of this machine against what was measured."""
+    opened, errors = open_store(store), []
+    stride_sum = sum(layout.stride for layout in opened.layouts if layout is not None)
+    for slots in np.unique(np.geomspace(8, 128, 10).round().astype(int)).tolist():
+        machine = probe(opened)
+        with load(store, slots) as llm:
+            measured = 1 / statistics.fmean(Arm(llm, warm=40).seconds(12))
+            options = replace(llm.options, slots=slots)
+            told = forecast(opened, options, machine, llm.division.total, 512)
+        errors.append(abs(told.tok_s / measured - 1))
+        line = f"{slots * stride_sum / 1e9:.2f} GB: {told.tok_s:.2f} forecast, {measured:.2f} measured"
+        block.note(f"plan {slots} slots", f"{line}; discarded {sorted(machine.discarded)}")
+    block.results["plan.worst_error"] = max(errors)
+    block.results["plan.median_error"] = statistics.median(errors)
+
+
+MEASURES: dict[str, Callable[[Path, Block, int], None]] = {
+    "decode_direct": decode_direct,
+    "decode_warm": decode_warm,
+    "prefill_2048": prefill_2048,
+    "peak": peak,
+    "plan": plan_error,
+    "decode_32k": decode_32k,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", action="store_true", help="make this run the one in RESULTS.json")
+    parser.add_argument("--store", type=Path)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--only", nargs="+", choices=[*MEASURES, "read"], metavar="NAME", help=", ".join(MEASURES))
+    parser.add_argument("--quick", action="store_true", help="2 rounds instead of 5")
+    arguments = parser.parse_args()
+    rounds = 2 if arguments.quick else 5
+    wanted = {"decode_direct" if name == "read" else name for name in arguments.only or MEASURES}
+    with tempfile.TemporaryDirectory() as folder:
+        store = arguments.store or write_store(SHAPE, Path(folder) / "store", arguments.layers)
+        layers = len(open_store(store).layouts)
+        block = Block("stream", {"layers": layers, "rounds": rounds, "measures": sorted(wanted)}, store)
+        block.note("cache", "decode_direct, prefill_2048 and plan read past the page cache; the others are warm")
+        for name in MEASURES:
+            if name in wanted:
+                MEASURES[name](store, block, rounds)
+        block.finish(arguments.json, arguments.keep)
+
+
+if __name__ == "__main__":
+    main()

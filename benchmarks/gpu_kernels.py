@@ -9,64 +9,29 @@ the one before, and 128 calls are chained by their values in one evaluation; lau
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import platform
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
 
+from benchmarks.gpu_checks import check_kernels
+from benchmarks.gpu_checks import report as report_checks
+from benchmarks.random_weights import random_lease, random_weight
 from mlx_ttd import kernels
 from mlx_ttd.kernels import Weight
-from mlx_ttd.spec import Quantisation, RecordLayout, record_layout
+from mlx_ttd.spec import Quantisation, record_layout
 
 HIDDEN, INTER, EXPERTS, TOP_K, VOCABULARY = 2048, 512, 256, 8, 248_320
 CALLS, REPEATS = 128, 7
 EPS = 1e-6
 Step = Callable[[mx.array, int], mx.array]
-
-
-def random_codes(shape: tuple[int, ...], key: int) -> mx.array:
-    return mx.random.randint(0, 1 << 32, shape, mx.uint32, key=mx.random.key(key))
-
-
-def random_weight(rows: int, cols: int, bits: int, key: int, dtype: mx.Dtype = mx.bfloat16) -> Weight:
-    """Affine codes, group 64, of about unit gain: scale q + bias is centred, with variance 1 / cols."""
-    scale = (12.0 / cols) ** 0.5 / 2**bits
-    scales = mx.full((rows, cols // 64), scale, dtype)
-    return Weight(
-        random_codes((rows, cols * bits // 32), key), scales, scales * -(2.0 ** (bits - 1)), bits, 64, "affine"
-    )
-
-
-def random_records(layout: RecordLayout, slots: int, key: int) -> mx.array:
-    """A bank of random experts, made on the device: records uint8 [slots, stride]."""
-    parts = []
-    for offset, matrix in enumerate((layout.gate_up, layout.down)):
-        w = random_weight(slots * matrix.rows, matrix.cols, matrix.bits, 2 * key + offset)
-        for array, start in ((w.weight, matrix.codes), (w.scales, matrix.scales), (w.biases, matrix.biases)):
-            assert array is not None
-            data = array.view(mx.uint8).reshape(slots, -1)
-            parts.append(mx.zeros((slots, start - sum(p.shape[1] for p in parts)), mx.uint8))
-            parts.append(data)
-    parts.append(mx.zeros((slots, layout.stride - sum(p.shape[1] for p in parts)), mx.uint8))
-    records = mx.concatenate(parts, axis=1)
-    mx.eval(records)
-    return records
-
-
-def random_lease(layout: RecordLayout, slots: int, key: int) -> SimpleNamespace:
-    """A bank of random experts, expert e in slot slots - 1 - e."""
-    slot_of = mx.array(np.arange(slots, dtype=np.int32)[::-1].copy())
-    return SimpleNamespace(records=random_records(layout, slots, key), slot_of=slot_of, outputs=deque(maxlen=1))
 
 
 def random_rows(calls: int, experts: int, key: int) -> list[mx.array]:
@@ -154,44 +119,6 @@ def matrix_arms(w: list[Weight], head: bool) -> dict[str, Step]:
     return {"ours": ours, "mlx": theirs}
 
 
-def digest(x: mx.array) -> str:
-    return hashlib.sha256(np.array(x.astype(mx.float32)).tobytes()).hexdigest()[:16]
-
-
-def worst(got: mx.array, wanted: mx.array) -> float:
-    """Largest difference relative to the largest wanted number."""
-    got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
-    return (mx.abs(got - wanted).max() / mx.abs(wanted).max()).item()
-
-
-def checks() -> dict[str, tuple[float, str]]:
-    """Each kernel in f32 on small random input: its worst relative difference from the reference, and a hash."""
-    mx.random.seed(0)
-    generator = np.random.default_rng(7)
-    layout = record_layout(256, 128, Quantisation(4, 64), Quantisation(4, 64))
-    lease = random_lease(layout, 16, 5)
-    x = mx.array(generator.standard_normal((9, 256), np.float32))
-    rows = mx.array(np.sort(generator.permuted(np.tile(np.arange(16), (9, 1)), axis=1)[:, :4], axis=1).astype(np.int32))
-    shares = mx.softmax(mx.array(generator.standard_normal((9, 4), np.float32)), axis=-1)
-    packed, plain = random_weight(320, 256, 4, 9), Weight(mx.array(generator.standard_normal((64, 256), np.float32)))
-    calls: dict[str, Callable[[], mx.array]] = {
-        "expert_ffn": lambda: kernels.expert_ffn(x, lease, rows, shares, layout),
-        "expert_contributions": lambda: kernels.expert_contributions(x, lease, rows, layout),
-        "linear_int4": lambda: kernels.linear(x, packed, "decode"),
-        "linear_f32": lambda: kernels.linear(x, plain, "decode"),
-        "router_weights": lambda: kernels.router(x, plain, 4, "decode")[1],
-    }
-    results = {}
-    for name, call in calls.items():
-        with kernels.forced("gpu"):
-            got = call()
-        mx.eval(got)
-        # CUDA has no float32 gather_qmm, so the references run on the CPU.
-        with kernels.forced("reference"), mx.stream(mx.cpu):
-            results[name] = (worst(got, call()), digest(got))
-    return results
-
-
 def machine() -> dict[str, str]:
     """What the figures were taken on."""
     return {
@@ -209,9 +136,9 @@ def main() -> None:
     mx.set_default_device(mx.gpu)
     print(machine())
     results: dict[str, float] = {}
-    for name, (difference, value) in checks().items():
-        print(f"{name:22} {difference:9.1e} {value}")
-        results[f"{name}.difference"] = difference
+    checked = check_kernels()
+    report_checks(checked)
+    results |= {f"{name}.difference": check.difference for name, check in checked.items()}
     results["copy_gb_s"] = copy_bandwidth()
     print(f"copy {results['copy_gb_s']:.0f} GB/s")
 

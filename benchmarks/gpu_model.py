@@ -23,7 +23,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from benchmarks.gpu_kernels import copy_bandwidth, machine, random_records, random_weight
+from benchmarks.gpu_kernels import copy_bandwidth, machine
+from benchmarks.random_weights import random_records, random_weight
 from benchmarks.synthetic_store import read_shape
 from mlx_ttd import kernels
 from mlx_ttd.kernels import Weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from metal_sim import cuda_check, nvrtc
 
 import mlx_ttd
+from benchmarks import gpu_checks
 from mlx_ttd import kernels
 from mlx_ttd.errors import KernelError
 from mlx_ttd.kernels import Weight, backend, gpu, gpu_experts, gpu_linear
@@ -376,6 +378,12 @@ def test_the_simd_width_is_checked(simulated: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gpu, "launch", lambda *args: [mx.array([64])])
     with pytest.raises(KernelError, match="SIMD-groups of 64 threads"):
         gpu.require_simd_width()
+
+
+@needs_sim
+def test_the_goldens_for_real_gpus_are_what_the_simulator_gives(simulated: None) -> None:
+    digests = {name: check.digest for name, check in gpu_checks.check_kernels().items()}
+    assert digests == json.loads(gpu_checks.GOLDENS.read_text())
 
 
 @needs_sim

@@ -85,7 +85,8 @@ def decode(store: Store, check: str, prompt: list[int]) -> tuple[float, float, i
     """(wall, CPU) milliseconds a token of a fresh model with few slots, and records read."""
     empty_cache(store)
     fixed = {"slots": SLOTS, "context": 512, "progress": False}
-    with mlx_ttd.load(store.path, mlx_ttd.info(store.path, **fixed)["least_bytes"], verify=check, **fixed) as llm:
+    memory = mlx_ttd.info(store.path, **fixed)["least_bytes"] + 10**9
+    with mlx_ttd.load(store.path, memory, verify=check, **fixed) as llm:
         llm.generate(prompt, max_tokens=1, ignore_eos=True)
         before = llm.stats().counters.records
         wall, cpu = seconds(lambda: llm.generate(prompt[:8], max_tokens=TOKENS, ignore_eos=True))

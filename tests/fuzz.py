@@ -305,24 +305,24 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--findings", type=int, default=5, help="how many to report before stopping")
     options = parser.parse_args()
-    taken, findings, started = 0, 0, time.monotonic()
+    done, taken, findings, started = 0, 0, 0, time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         target = TARGETS[options.target](Path(scratch))
         warm(target)
         for number in range(options.start, options.start + options.count):
-            data = target.make(random.Random(f"{options.target} {number}"), target.seeds)
             try:
+                data = target.make(random.Random(f"{options.target} {number}"), target.seeds)
                 taken += check(target, data)
+            except KeyboardInterrupt:
+                break
             except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    raise
                 findings += 1
                 saved = Path(f"{options.target}-{number}.input")
                 saved.write_bytes(data)
                 print(f"{saved}: {type(error).__name__}: {str(error)[:300]}", flush=True)
                 if findings == options.findings:
                     break
-    done = number - options.start + 1
+            done += 1
     seconds = time.monotonic() - started
     print(f"{options.target}: {done:,} inputs in {seconds:.0f} s, {taken:,} taken, {findings} findings", flush=True)
     sys.exit(findings > 0)

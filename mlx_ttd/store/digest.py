@@ -15,10 +15,17 @@ def sha256(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def range_digest(path: Path, offset: int, nbytes: int, what: str, error: type[TTDError] = StoreError) -> str:
+def range_digest(
+    path: Path,
+    offset: int,
+    nbytes: int,
+    what: str,
+    error: type[TTDError] = StoreError,
+    buffer: memoryview | None = None,
+) -> str:
     """Hex SHA-256 of `nbytes` at `offset`, read in small ranges past the page cache; a short read raises `error`."""
     digest = hashlib.sha256()
-    for block in ranges(path, offset, nbytes, what, error):
+    for block in ranges(path, offset, nbytes, what, error, buffer):
         digest.update(block)
     return digest.hexdigest()
 

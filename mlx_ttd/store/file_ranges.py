@@ -6,7 +6,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import StoreError, TTDError
@@ -69,33 +69,48 @@ def opened(path: Path, error: type[TTDError] = StoreError) -> Iterator[int]:
         os.close(fd)
 
 
+def block_buffer(nbytes: int = BLOCK_BYTES) -> memoryview:
+    """Memory for `ranges` with blocks of `nbytes`: at a page, and with room for what precedes an unaligned offset."""
+    return memoryview(mmap.mmap(-1, align(nbytes, PAGE) + PAGE))
+
+
 def ranges(
-    path: Path, offset: int, nbytes: int, what: str, error: type[TTDError] = StoreError, block: int = BLOCK_BYTES
+    path: Path,
+    offset: int,
+    nbytes: int,
+    what: str,
+    error: type[TTDError] = StoreError,
+    buffer: memoryview | None = None,
 ) -> Iterator[memoryview]:
     """Read a range in blocks through one reused buffer, past the page cache; each block is valid until the next."""
-    buffer = memoryview(mmap.mmap(-1, align(min(block, nbytes) + PAGE, PAGE)))
-    with opened(path, error) as plain, _direct(path, buffer, plain) as fd:
+    buffer = block_buffer(min(BLOCK_BYTES, nbytes)) if buffer is None else buffer
+    block = max(PAGE, len(buffer) - PAGE)
+    with opened(path, error) as plain, _direct(path, plain) as fd:
         for at in range(offset, offset + nbytes, block):
             size, lead = min(block, offset + nbytes - at), at % PAGE
             view = buffer[: align(lead + size, PAGE)]
-            read_into(fd, view, at - lead, path, what, error, lead + size)
+            try:
+                read_into(fd, view, at - lead, path, what, error, lead + size)
+            except error:
+                if fd == plain:
+                    raise
+                fd = plain
+                read_into(fd, view, at - lead, path, what, error, lead + size)
             yield view[lead : lead + size]
             if fd == plain:
                 drop_cached(fd, at, size)
 
 
 @contextmanager
-def _direct(path: Path, buffer: memoryview, plain: int) -> Iterator[int]:
+def _direct(path: Path, plain: int) -> Iterator[int]:
     """A descriptor for direct reads, which leave the CPU to who uses the bytes; `plain` where there are none."""
-    if not hasattr(os, "O_DIRECT"):
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except (AttributeError, OSError):
         pass_by_cache(plain)
         yield plain
         return
-    with ExitStack() as stack:
-        fd = plain
-        with suppress(OSError):
-            direct = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-            stack.callback(os.close, direct)
-            os.preadv(direct, [buffer[:PAGE]], 0)
-            fd = direct
+    try:
         yield fd
+    finally:
+        os.close(fd)

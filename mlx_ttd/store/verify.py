@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from ..errors import OptionError, RecordError, StoreError
 from .digest import range_digest
+from .file_ranges import block_buffer
 from .format import RECORDS_START
 from .progress import Meter, Progress
 from .reader import Store, open_store
@@ -32,6 +34,13 @@ class VerifyReport:
     seconds: float
 
 
+_own = threading.local()
+
+
+def _prepare() -> None:
+    _own.buffer = block_buffer()
+
+
 @dataclass(frozen=True)
 class _Part:
     path: Path
@@ -42,9 +51,9 @@ class _Part:
     record: bool
 
     def damage(self) -> str | None:
-        """What is wrong with this part, or None."""
+        """What is wrong with this part, or None. Runs on a thread that `_prepare` has prepared."""
         try:
-            found = range_digest(self.path, self.offset, self.nbytes, self.what)
+            found = range_digest(self.path, self.offset, self.nbytes, self.what, buffer=_own.buffer)
         except StoreError as error:
             return str(error)
         if found == self.digest:
@@ -84,7 +93,7 @@ def verify(
     meter = Meter(progress)
     meter.begin(sum(part.nbytes for part in parts))
     damaged = []
-    with ThreadPoolExecutor(threads or min(16, 2 * (os.cpu_count() or 1)), "verify") as pool:
+    with ThreadPoolExecutor(threads or min(16, 2 * (os.cpu_count() or 1)), "verify", _prepare) as pool:
         for part, damage in zip(parts, pool.map(_Part.damage, parts), strict=True):
             meter.current = part.path.name
             meter.advance(part.nbytes)

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import KernelError
 from .backend import device_kind
@@ -56,7 +57,7 @@ def staged_bytes(cols: int) -> int:
 @cache
 def _compiled(text: Text, kind: str, dtypes: tuple[mx.Dtype, ...]) -> Callable[..., list[mx.array]]:
     header, body = kernel_text(text.name, (f"prelude_{kind}.h", *text.headers))
-    # MLX finds compiled code, also on disk, by name and template values alone: the name must tell the rest.
+    # MLX keeps compiled code by name, so no two texts may share one.
     digest = hashlib.sha256("\0".join((header, body, *map(str, dtypes))).encode()).hexdigest()[:12]
     make: Any = mx.fast.metal_kernel if kind == "metal" else mx.fast.cuda_kernel
     return make(
@@ -103,7 +104,7 @@ def launch(
 @cache
 def constant(value: float) -> mx.array:
     """A number as a text takes it: f32 [8]."""
-    return mx.full((8,), value)
+    return mx.array(np.full(8, value, np.float32))
 
 
 def require_dtype(op: str, name: str, x: mx.array, *dtypes: mx.Dtype) -> None:

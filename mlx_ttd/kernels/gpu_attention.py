@@ -14,7 +14,8 @@ HEADERS = ("packed_rows.h",)
 NORM_ROPE = Text("norm_rope", ("x", "w", "eps", "frequencies", "offset"), ("out",), HEADERS)
 ATTENTION = Text("attention", ("x", "keys", "values", "gate", "offset", "scale"), ("out",), HEADERS)
 NORM_SIMDGROUPS = 8
-SIMDGROUPS = 16
+# 256 threads leave each the most registers that an Apple GPU gives one.
+SIMDGROUPS = 8
 # Head widths of which eight numbers a lane make a power of two lanes.
 WIDTHS = (8, 16, 32, 64, 128, 256)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import mlx.core as mx
+import numpy as np
 
 from ..spec import RecordLayout
 from .backend import register
@@ -34,7 +35,7 @@ def _templates(layout: RecordLayout, choices: int, window: int) -> tuple[Templat
 
 @cache
 def _window_start(start: int) -> mx.array:
-    return mx.full((8,), start, mx.int32)
+    return mx.array(np.full(8, start, np.int32))
 
 
 def _window(hidden: int, choices: int) -> int:

@@ -35,7 +35,7 @@ def store_path(path_or_id: str | os.PathLike[str], options: Options | None = Non
     if (path / "config.json").is_file():
         hint = f"mlx-ttd convert {path} {path.name}.ttd"
         raise StoreError(f"{path} is a checkpoint, not a store; make one with `{hint}`.")
-    if HUB_ID.fullmatch(str(path_or_id)) and not path.exists():
+    if HUB_ID.fullmatch(str(path_or_id)) and path.suffix != ".ttd" and not path.exists():
         return _hub_store(str(path_or_id), options or make_options({}))
     raise StoreError(f"{path} is not a store: it has no manifest.json; name a *.ttd directory, or 'demo'.")
 
@@ -46,4 +46,7 @@ def _hub_store(name: str, options: Options) -> Path:
         return path
     size = hub_bytes(name)
     cost = "" if size is None else f", which downloads {size / 1e9:.2f} GB"
-    raise StoreError(f"there is no store of {name} at {path}; make it with `mlx-ttd convert {name} {path}`{cost}.")
+    raise StoreError(
+        f"{name} is no directory here, and there is no store of that hub id at {path}; "
+        f"make it with `mlx-ttd convert {name} {path}`{cost}."
+    )

@@ -163,7 +163,7 @@ def test_a_foreign_or_broken_state_is_refused(llm, tmp_path):
     with mlx_ttd.load("demo", MEMORY, kv_dtype="bfloat16") as other, pytest.raises(StateError, match="kv_dtype"):
         other.restore_state(path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(StateError, match="saved state|cut short"):
+    with pytest.raises(StateError, match="cut short"):
         llm.restore_state(path)
     with mlx_ttd.load("demo", MEMORY) as empty, pytest.raises(StateError, match="generate"):
         empty.save_state(path)

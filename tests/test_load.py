@@ -63,6 +63,15 @@ def test_a_hub_id_without_a_store_names_the_command(stores, no_network):
     assert " GB" not in str(caught.value)
 
 
+def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(monkeypatch):
+    def refuse(*arguments, **keywords):
+        raise AssertionError("asked the hub")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
+    with pytest.raises(StoreError, match=r"no manifest\.json"):
+        mlx_ttd.load("models/other.ttd", MEMORY)
+
+
 def test_the_command_works_and_its_cost_is_the_download(hub, tmp_path):  # noqa: F811
     with pytest.raises(StoreError, match=r"downloads 0\.\d\d GB") as caught:
         mlx_ttd.load(REPO, MEMORY, stores=str(tmp_path))

@@ -5,6 +5,7 @@ from .api import LLM, Stats, convert, demo_path, info, load, trace, verify
 from .compare import compare
 from .errors import TTDError
 from .generation import Chunk, Response
+from .plan import plan
 
 __all__ = [
     "LLM",
@@ -18,6 +19,7 @@ __all__ = [
     "demo_path",
     "info",
     "load",
+    "plan",
     "trace",
     "verify",
 ]

@@ -12,11 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__, api
+from .bench import bench as run_bench
+from .bench import draw_knee, sweep
 from .errors import StoreError, TTDError
 from .generation import Chunk
 from .kernels import native_status
+from .machine import machines
 from .observe import Profile, first_difference, incomparable, load_trace, probing
 from .observe.doctor import report
+from .plan import TARGET
+from .plan import plan as forecast_plan
 from .progress_line import ProgressLine
 from .store import Progress
 from .streaming import machine_memory, policy_names, show_size
@@ -251,6 +256,54 @@ def diff(
     difference = first_difference(*traces, atol)
     print("equal" if difference is None else str(difference))
     raise typer.Exit(0 if difference is None else 1)
+
+
+@app.command()
+def plan(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A store, a checkpoint directory or a hub id.")],
+    memory: MemoryOption = "auto",
+    machine: Annotated[str, typer.Option(help=f"The machine to forecast for: {', '.join(machines())}.")] = TARGET,
+    probe: Annotated[bool, typer.Option("--probe", help="Measure this machine and forecast for it.")] = False,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of the prompt whose first token is forecast.")] = 512,
+    wanted: Annotated[float | None, typer.Option(help="A wanted tok/s: say what stands in its way.")] = None,
+    context: ContextOption = 4096,
+    head_bits: Annotated[int | None, typer.Option(help="Bits of the head of a checkpoint: 16, 8 or 4.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Forecast from headers alone whether a model fits, and how fast it will be. Exit code 1 where it does not fit."""
+    found = forecast_plan(
+        source,
+        memory,
+        "this" if probe else machine,
+        prompt_tokens=prompt_tokens,
+        wanted_tok_s=wanted,
+        head_bits=head_bits,
+        context=context,
+    )
+    print(json.dumps(found.to_json(), indent=1) if as_json else found)
+    raise typer.Exit(0 if found.fits else 1)
+
+
+@app.command()
+def bench(
+    store: StoreArgument = "demo",
+    memory: MemoryOption = "auto",
+    tokens: Annotated[int, typer.Option(help="Tokens to decode after each prompt.")] = 32,
+    budgets: Annotated[str | None, typer.Option("--sweep", help="LOW:HIGH, budgets to compare, as 2.5GB:8GB.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the sweep here; needs matplotlib.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure a store on this machine and print a block to paste, with the forecast beside it."""
+    if budgets is None:
+        report = run_bench(store, memory, tokens)
+        print(json.dumps(report.to_json(), indent=1) if as_json else report)
+        return
+    low, _, high = budgets.partition(":")
+    found = sweep(store, low, high or low)
+    if png is not None:
+        draw_knee(found, png)
+    lines = [f"{show_size(budget)}: {rate:.2f} tok/s" for budget, rate in found.items()]
+    print(json.dumps(found, indent=1) if as_json else "\n".join(lines))
 
 
 @app.command()

@@ -63,7 +63,7 @@ class BenchReport:
         longest = max(self.decode_tok_s)
         rows = {
             "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
-            "versions": f"mlx_ttd {__version__}, mlx {version("mlx")}, python {platform.python_version()}",
+            "versions": f"mlx_ttd {__version__}, mlx {version('mlx')}, python {platform.python_version()}",
             "before": state(self.before),
             "after": state(self.after),
             "options": ", ".join(f"{name}={value}" for name, value in self.options.items()),

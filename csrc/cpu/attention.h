@@ -56,13 +56,16 @@ static inline void score(const float* const* q, const T* keys, int64_t dim, floa
     for (int k = 0; k < K; ++k) lanes[r][k] = splat(0.0f);
   over_sixteens(dim, [&](int64_t i, int64_t n) {
     Floats key[K];
-    for (int k = 0; k < K; ++k) key[k] = load_upto(keys + k * dim + i, n);
+    for (int k = 0; k < K; ++k) {
+      __builtin_prefetch(keys + (near_keys + k) * dim + i, 0, 2);
+      key[k] = load_upto(keys + k * dim + i, n);
+    }
     for (int r = 0; r < R; ++r) {
       const Floats query = load(q[r] + i);
       for (int k = 0; k < K; ++k) lanes[r][k] = fma(query, key[k], lanes[r][k]);
     }
   });
-  for (int r = 0; r < R; ++r) add_lanes<K>(lanes[r], scores + r * segment_keys);
+  for (int r = 0; r < R; ++r) sum_each<K>(lanes[r], scores + r * segment_keys);
 }
 
 // R queries' weights [R][segment_keys] times 16 C channels of `keys` values, added to out [R][width].
@@ -73,7 +76,10 @@ static inline void add_values(const float* weights, const T* values, int64_t dim
     for (int c = 0; c < C; ++c) lanes[r][c] = load(out + r * width + 16 * c);
   for (int64_t key = 0; key < keys; ++key) {
     Floats value[C];
-    for (int c = 0; c < C; ++c) value[c] = load_upto(values + key * dim + 16 * c, channels - 16 * c);
+    for (int c = 0; c < C; ++c) {
+      __builtin_prefetch(values + (near_keys + key) * dim + 16 * c, 0, 2);
+      value[c] = load_upto(values + key * dim + 16 * c, channels - 16 * c);
+    }
     for (int r = 0; r < R; ++r) {
       const Floats weight = splat(weights[r * segment_keys + key]);
       for (int c = 0; c < C; ++c) lanes[r][c] = fma(weight, value[c], lanes[r][c]);
@@ -93,8 +99,12 @@ static inline void add_all_values(const float* weights, const T* values, int64_t
 
 // Turns scores [keys] of one query into exp(score - top).
 static inline void exponentials(float* scores, int64_t keys, float* top, float* total) {
-  float most = scores[0];
-  for (int64_t key = 1; key < keys; ++key) most = scores[key] > most ? scores[key] : most;
+  Floats largest_lanes = splat(scores[0]);
+  over_sixteens(keys, [&](int64_t i, int64_t n) {
+    if (n == 16) largest_lanes = max(largest_lanes, load(scores + i));
+  });
+  float most = largest(largest_lanes);
+  for (int64_t key = keys / 16 * 16; key < keys; ++key) most = scores[key] > most ? scores[key] : most;
   Floats lanes = splat(0.0f);
   over_sixteens(keys, [&](int64_t i, int64_t n) {
     const Floats value = exp(load_upto(scores + i, n) - splat(most));
@@ -123,19 +133,18 @@ static inline void attend_segment(const Attention& call, int64_t key_head, int64
       });
     });
   std::memset(out.values, 0, static_cast<size_t>(queries * width) * sizeof(float));
-  for (int64_t t = 0; t < tokens; ++t) {
-    const int64_t seen = call.offset + token + t + 1 - first;
-    const int64_t mine = seen < keys ? seen : keys;
-    if (mine <= 0) continue;
-    for (int64_t q = t * group; q < (t + 1) * group; ++q)
-      exponentials(scores + q * segment_keys, mine, out.top + q, out.total + q);
-    for (int64_t near = 0; near < mine; near += near_keys)
-      over_tiles_of<value_queries>(group, [&](int64_t h, auto R) {
-        const int64_t q = t * group + h;
-        add_all_values<R>(scores + q * segment_keys + near, value + near * call.head_dim, call.head_dim,
-                          mine - near < near_keys ? mine - near : near_keys, out.values + q * width, width);
-      });
-  }
+  const auto seen = [&](int64_t t) { return smaller(keys, call.offset + token + t + 1 - first); };
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t q = t * group; seen(t) > 0 && q < (t + 1) * group; ++q)
+      exponentials(scores + q * segment_keys, seen(t), out.top + q, out.total + q);
+  for (int64_t near = 0; near < keys; near += near_keys)
+    for (int64_t t = 0; t < tokens; ++t)
+      if (near < seen(t))
+        over_tiles_of<value_queries>(group, [&](int64_t h, auto R) {
+          const int64_t q = t * group + h;
+          add_all_values<R>(scores + q * segment_keys + near, value + near * call.head_dim, call.head_dim,
+                            smaller(near_keys, seen(t) - near), out.values + q * width, width);
+        });
 }
 
 // Adds a segment's part of query q to that of the segments before it.

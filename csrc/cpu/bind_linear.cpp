@@ -9,7 +9,7 @@ namespace {
 
 mx::array bind(const mx::array& x, const mx::array& weight, const std::optional<mx::array>& scales,
                const std::optional<mx::array>& biases, int bits, int group, const std::optional<std::pair<int, int>>& window,
-               bool float_out) {
+               bool float_out, bool prefill) {
   Linear call{};
   Matrix& m = call.matrix = stored_matrix(weight, scales, biases, bits, group);
   require(x.ndim() == 2 && x.shape(1) == m.cols, "x must be [tokens, " + std::to_string(m.cols) + "].");
@@ -18,6 +18,7 @@ mx::array bind(const mx::array& x, const mx::array& weight, const std::optional<
   require(0 <= call.start && call.start <= call.stop && call.stop <= m.rows, "The window must lie within the weight's rows.");
   call.tokens = x.shape(0);
   call.x_type = type_of(x);
+  call.prefill = prefill;
   call.out_type = float_out ? Type::f32 : call.x_type;
 
   return ttd::call("linear", with_matrix({x}, weight, scales, biases),
@@ -34,7 +35,7 @@ mx::array bind(const mx::array& x, const mx::array& weight, const std::optional<
 
 void bind_linear(nb::module_& m) {
   m.def("linear", bind, nb::arg("x"), nb::arg("weight"), nb::arg("scales").none(), nb::arg("biases").none(), nb::arg("bits"),
-        nb::arg("group"), nb::arg("window").none() = nb::none(), nb::arg("float_out") = false,
+        nb::arg("group"), nb::arg("window").none() = nb::none(), nb::arg("float_out") = false, nb::arg("prefill") = false,
         "x [T, in] times the rows `window` of a stored weight, transposed: [T, n] in x's dtype, or f32.");
 }
 

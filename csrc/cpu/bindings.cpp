@@ -12,13 +12,13 @@ namespace {
 
 std::vector<std::string> supported_isas() {
   std::vector<std::string> names;
-  for (auto isa : {ttd::Isa::portable, ttd::Isa::avx2, ttd::Isa::avx512})
+  for (auto isa : {ttd::Isa::portable, ttd::Isa::avx2, ttd::Isa::avx512, ttd::Isa::amx})
     if (ttd::supported(isa)) names.push_back(ttd::name(isa));
   return names;
 }
 
 void set_isa(const std::string& name) {
-  for (auto isa : {ttd::Isa::portable, ttd::Isa::avx2, ttd::Isa::avx512})
+  for (auto isa : {ttd::Isa::portable, ttd::Isa::avx2, ttd::Isa::avx512, ttd::Isa::amx})
     if (name == ttd::name(isa) && ttd::supported(isa)) return ttd::set_isa(isa);
   throw std::invalid_argument("This processor has no instruction set '" + name + "'; see isas().");
 }

@@ -38,7 +38,12 @@ void gated_delta(const GatedDelta& call);
 namespace ttd::TTD_ISA {
 
 constexpr int64_t span_tokens = 32;  // tokens whose convolved channels are held at once
-constexpr int state_rows = 4;        // rows of a state that advance together
+// Rows of a state that advance together: enough to hide how long a sum takes.
+#if defined(__AVX512F__)
+constexpr int state_rows = 8;
+#else
+constexpr int state_rows = 4;
+#endif
 
 // The convolution's input `row` of up to sixteen channels, as the conv state would hold it.
 template <class X, class S>
@@ -55,18 +60,28 @@ static inline Floats raw_input(const GatedDelta& call, int64_t row, int64_t chan
   }
 }
 
+// The weights of `count` channels, at most sixteen, by tap.
+static inline void weights_by_tap(const float* weight, int64_t taps, int64_t count, float (*by_tap)[16]) {
+  if (taps == 4 && count == 16) {
+    for (int j = 0; j < 4; ++j)
+      for (int i = 0; i < 16; ++i) by_tap[j][i] = weight[4 * i + j];
+  } else {
+    for (int64_t j = 0; j < taps; ++j)
+      for (int64_t i = 0; i < 16; ++i) by_tap[j][i] = i < count ? weight[i * taps + j] : 0.0f;
+  }
+}
+
 // Channels [first, first + count) of tokens [start, start + tokens) after convolution and silu: out [tokens, width].
 template <class X, class S>
 static inline void convolve(const GatedDelta& call, int64_t first, int64_t count, int64_t start, int64_t tokens, float* out,
                             int64_t width) {
   over_sixteens(count, [&](int64_t c, int64_t some) {
-    float columns[GatedDelta::most_taps][16] = {};
-    for (int64_t i = 0; i < some; ++i)
-      for (int64_t j = 0; j < call.taps; ++j) columns[j][i] = call.conv_weight[(first + c + i) * call.taps + j];
+    float by_tap[GatedDelta::most_taps][16];
+    weights_by_tap(call.conv_weight + (first + c) * call.taps, call.taps, some, by_tap);
     for (int64_t t = 0; t < tokens; ++t) {
       Floats total = splat(0.0f);
       for (int64_t j = 0; j < call.taps; ++j)
-        total = fma(raw_input<X, S>(call, start + t + j - call.taps + 1, first + c, some), load(columns[j]), total);
+        total = fma(raw_input<X, S>(call, start + t + j - call.taps + 1, first + c, some), load(by_tap[j]), total);
       store(out + t * width + c, silu(total));
     }
   });
@@ -125,10 +140,13 @@ static inline void advance_rows(const Span& span, int64_t row, const float* from
     Floats lanes[R];
     for (int r = 0; r < R; ++r) lanes[r] = splat(0.0f);
     over_sixteens(dim, [&](int64_t i, int64_t n) {
-      for (int r = 0; r < R; ++r) lanes[r] = fma(load_upto(from + r * dim + i, n) * decay, load(k + i), lanes[r]);
+      for (int r = 0; r < R; ++r) {
+        if (t == 0) read_ahead(from + r * dim + i);
+        lanes[r] = fma(load_upto(from + r * dim + i, n) * decay, load(k + i), lanes[r]);
+      }
     });
     float read[R];
-    add_lanes<R>(lanes, read);
+    sum_each<R>(lanes, read);
     Floats change[R];
     for (int r = 0; r < R; ++r) {
       change[r] = splat((span.v[t * span.value_width + row + r] - read[r]) * span.gates[t].beta);
@@ -141,7 +159,7 @@ static inline void advance_rows(const Span& span, int64_t row, const float* from
         lanes[r] = fma(s, load(q + i), lanes[r]);
       }
     });
-    add_lanes<R>(lanes, out + t * span.out_stride + row);
+    sum_each<R>(lanes, out + t * span.out_stride + row);
     from = to;
   }
 }

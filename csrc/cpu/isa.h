@@ -3,7 +3,8 @@
 
 namespace ttd {
 
-enum class Isa { portable, avx2, avx512 };
+// amx is avx512 with matrix tiles for the dense products of a prefill.
+enum class Isa { portable, avx2, avx512, amx };
 
 bool supported(Isa isa);
 Isa isa();  // the best one supported, unless set_isa chose another

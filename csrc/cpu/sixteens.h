@@ -3,9 +3,11 @@
 
 #include <type_traits>
 
-#include "simd.h"
+#include "tiles.h"
 
 namespace ttd::TTD_ISA {
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static inline int64_t round_up(int64_t count) { return (count + 15) / 16 * 16; }
 
@@ -29,16 +31,6 @@ static inline void over_sixteens(int64_t width, F&& f) {
   int64_t i = 0;
   for (; i + 16 <= width; i += 16) f(i, int64_t{16});
   if (i < width) f(i, width - i);
-}
-
-// The sum of each of R sixteens of lanes.
-template <int R>
-static inline void add_lanes(const Floats* lanes, float* out) {
-  if constexpr (R == 4) {
-    sums(lanes[0], lanes[1], lanes[2], lanes[3], out);
-  } else {
-    for (int r = 0; r < R; ++r) out[r] = sum(lanes[r]);
-  }
 }
 
 // f(first, R) over tiles of `most` that cover [0, count), the last of them smaller.

@@ -19,12 +19,12 @@ def fits(x: mx.array, w: Weight) -> bool:
 
 def _linear(x: mx.array, w: Weight, mode: Mode) -> mx.array:
     native: Any = extension()
-    return native.linear(x, w.weight, w.scales, w.biases, w.bits, w.group)
+    return native.linear(x, w.weight, w.scales, w.biases, w.bits, w.group, prefill=mode == "prefill")
 
 
 def _head(x: mx.array, w: Weight, window: tuple[int, int] | None, mode: Mode) -> mx.array:
     native: Any = extension()
-    return native.linear(x, w.weight, w.scales, w.biases, w.bits, w.group, window, True)
+    return native.linear(x, w.weight, w.scales, w.biases, w.bits, w.group, window, True, mode == "prefill")
 
 
 register("linear", "native", _linear, lambda x, w, mode: fits(x, w))

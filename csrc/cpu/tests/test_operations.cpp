@@ -75,13 +75,13 @@ struct Stored {
   }
 };
 
-void check_linear(Format format, int64_t rows, int64_t cols, int group, int64_t tokens) {
+void check_linear(Format format, int64_t rows, int64_t cols, int group, int64_t tokens, bool prefill) {
   const Stored stored(format, rows, cols, group);
   std::vector<float> x(static_cast<size_t>(tokens * cols));
   for (auto& value : x) value = uniform(-1, 1);
   const int64_t start = rows / 3;
   std::vector<float> out(static_cast<size_t>(tokens * (rows - start)));
-  linear({stored.m, start, rows, tokens, Type::f32, x.data(), Type::f32, out.data()});
+  linear({stored.m, start, rows, tokens, Type::f32, x.data(), Type::f32, out.data(), prefill});
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t r = start; r < rows; ++r) {
       double exact = 0, size = 0;
@@ -206,7 +206,7 @@ void check_experts(Format format, int group, int64_t tokens) {
 }  // namespace
 
 int main() {
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::amx}) {
     if (!supported(isa)) continue;
     set_isa(isa);
     for (int threads : {1, 3}) {
@@ -214,13 +214,13 @@ int main() {
       for (int64_t tokens : {1, 2, 7, 100}) {
         for (int group : {32, 64, 128})
           for (Format format : {Format::int4, Format::int8}) {
-            check_linear(format, 37, 3 * group, group, tokens);
+            for (bool prefill : {false, true}) check_linear(format, 37, 3 * group, group, tokens, prefill);
             check_experts(format, group, tokens);
           }
-        check_linear(Format::plain, 35, 51, 16, tokens);
+        check_linear(Format::plain, 35, 51, 16, tokens, false);
       }
-      check_linear(Format::int4, 5, 64 * 33, 64, 3);
-      check_linear(Format::int8, 5, 64 * 33, 64, 3);
+      check_linear(Format::int4, 5, 64 * 33, 64, 3, true);
+      check_linear(Format::int8, 5, 64 * 33, 64, 3, false);
     }
   }
   set_threads(1);

@@ -1,0 +1,107 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+#include "expect.h"
+#include "read_pool.h"
+
+namespace {
+
+using namespace ttd;
+using Bytes = std::vector<uint8_t>;
+
+constexpr size_t size = 100000;
+
+// A file of known bytes that goes away by itself.
+struct Bytefile {
+  std::FILE* file = std::tmpfile();
+  Bytes bytes = Bytes(size);
+  Bytefile() {
+    for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>(i * 2654435761u >> 13);
+    EXPECT(std::fwrite(bytes.data(), 1, size, file) == size && std::fflush(file) == 0);
+  }
+  ~Bytefile() { std::fclose(file); }
+  int fd() const { return fileno(file); }
+};
+
+void every_byte_arrives(const Bytefile& from) {
+  ReadPool pool(3);
+  for (int parts : {1, 2, 5}) {
+    std::vector<Bytes> into(7);
+    std::vector<Read> reads;
+    for (size_t i = 0; i < into.size(); ++i) {
+      into[i].resize(i * 10000);
+      reads.push_back({from.fd(), static_cast<int64_t>(i * 37), into[i].size(), into[i].data()});
+    }
+    auto batch = pool.submit(reads, parts, 4096);
+    EXPECT(batch.wait().empty() && batch.done());
+    for (size_t i = 0; i < into.size(); ++i)
+      EXPECT(std::equal(into[i].begin(), into[i].end(), from.bytes.begin() + static_cast<int64_t>(i * 37)));
+  }
+  EXPECT(pool.counters().bytes == 3 * 210000 && pool.counters().retries == 0);
+}
+
+void a_fault_is_retried_once_then_reported(const Bytefile& from) {
+  std::atomic<int> faults{1};
+  ReadPool pool(2, [&](int fd, void* into, size_t bytes, off_t offset) -> ssize_t {
+    if (offset < 500 && faults.fetch_sub(1) > 0) {
+      errno = EIO;
+      return -1;
+    }
+    return ::pread(fd, into, std::min<size_t>(bytes, 999), offset);
+  });
+  Bytes first(3000), second(3000);
+  const std::vector<Read> reads{{from.fd(), 0, 3000, first.data()}, {from.fd(), 5000, 3000, second.data()}};
+  EXPECT(pool.submit(reads).wait().empty() && pool.counters().retries == 1);
+  EXPECT(std::equal(first.begin(), first.end(), from.bytes.begin()));
+
+  faults = 2;
+  auto failed = pool.submit(reads);
+  EXPECT(failed.wait().size() == 1 && failed.wait()[0].index == 0 && failed.wait()[0].error == EIO);
+
+  Bytes beyond(3000);
+  auto ended = pool.submit({{from.fd(), static_cast<int64_t>(size) - 1000, 3000, beyond.data()}});
+  EXPECT(ended.wait().size() == 1 && ended.wait()[0].error == 0 && ended.wait()[0].done == 1000);
+}
+
+void batches_from_many_threads_do_not_mix(const Bytefile& from) {
+  ReadPool pool(3);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> callers;
+  for (int64_t caller = 0; caller < 4; ++caller)
+    callers.emplace_back([&, caller] {
+      for (int64_t round = 0; round < 50; ++round) {
+        Bytes into(20000);
+        auto batch = pool.submit({{from.fd(), caller * 1000 + round, into.size(), into.data()}}, 3, 1024);
+        wrong += !batch.wait().empty() || !std::equal(into.begin(), into.end(), from.bytes.begin() + caller * 1000 + round);
+      }
+    });
+  for (auto& caller : callers) caller.join();
+  EXPECT(wrong == 0);
+}
+
+void a_closed_pool_opens_again(const Bytefile& from) {
+  ReadPool pool(2);
+  for (int round = 0; round < 3; ++round) {
+    Bytes into(1000);
+    { const auto dropped = pool.submit({{from.fd(), 0, into.size(), into.data()}}); }
+    EXPECT(std::equal(into.begin(), into.end(), from.bytes.begin()));
+    pool.close();
+  }
+}
+
+}  // namespace
+
+int main() {
+  const Bytefile from;
+  every_byte_arrives(from);
+  a_fault_is_retried_once_then_reported(from);
+  batches_from_many_threads_do_not_mix(from);
+  a_closed_pool_opens_again(from);
+  return failures != 0;
+}

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from .backend import Mode, register
 from .gpu import FLOATS, SIMD_WIDTH, Template, Text, lanes_per_row, launch, require_dtype
-from .gpu_linear import SIMDGROUPS, multiply_fits, stored
+from .gpu_linear import SIMDGROUPS, TOKENS, multiply_fits, stored
 from .weight import Weight
 
 INPUTS = ("x", "w", "w_scales", "w_biases", "v", "v_scales", "v_biases")
@@ -27,6 +27,7 @@ def _prepare(x: mx.array, w: Weight, v: Weight) -> tuple[list[mx.array], Templat
         ("GROUP", group),
         ("LANES", lanes),
         ("SIMDS", SIMDGROUPS),
+        ("TOKENS", TOKENS),
     )
     return [x, *arrays, *stored(v)[0]], template, SIMDGROUPS * SIMD_WIDTH // lanes
 
@@ -35,16 +36,16 @@ def _linear_pair(x: mx.array, w: Weight, v: Weight, mode: Mode) -> tuple[mx.arra
     inputs, template, tile = _prepare(x, w, v)
     rows = x.shape[0]
     outputs = [((rows, w.rows), x.dtype), ((rows, v.rows), x.dtype)]
-    first, second = launch(TWO, inputs, template, (-(-(w.rows + v.rows) // tile), rows, 1), SIMDGROUPS, outputs)
+    grid = (-(-(w.rows + v.rows) // tile), -(-rows // TOKENS), 1)
+    first, second = launch(TWO, inputs, template, grid, SIMDGROUPS, outputs)
     return first, second
 
 
 def _swiglu_linear(x: mx.array, gate: Weight, up: Weight, mode: Mode) -> mx.array:
     inputs, template, tile = _prepare(x, gate, up)
     rows = x.shape[0]
-    return launch(
-        SWIGLU, inputs, template, (-(-gate.rows // tile), rows, 1), SIMDGROUPS, [((rows, gate.rows), x.dtype)]
-    )[0]
+    grid = (-(-gate.rows // tile), -(-rows // TOKENS), 1)
+    return launch(SWIGLU, inputs, template, grid, SIMDGROUPS, [((rows, gate.rows), x.dtype)])[0]
 
 
 def _fits(x: mx.array, w: Weight, v: Weight, mode: Mode) -> bool:

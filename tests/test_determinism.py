@@ -11,6 +11,8 @@ import sys
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import mlx_ttd
 from mlx_ttd import kernels
@@ -67,6 +69,20 @@ def test_verification_changes_no_bit(verify):
 @pytest.mark.parametrize("slots", [4, 24])
 def test_chunk_width_changes_no_bit(blocks, slots):
     assert digests(slots=slots, prefill_chunk=blocks * kernels.BLOCK) == digests(**RESIDENT)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    slots=st.integers(4, 24),
+    policy=st.sampled_from(sorted(policy_names())),
+    depth=st.integers(1, 16),
+    parts=st.integers(1, 4),
+    read_mode=st.sampled_from(["cached", "direct"]),
+    verify=st.sampled_from(["off", "first-read", "always"]),
+    prefill_chunk=st.integers(1, 4).map(lambda blocks: blocks * kernels.BLOCK),
+)
+def test_no_combination_of_options_changes_a_bit(**options):
+    assert digests(**options) == digests(**RESIDENT)
 
 
 def test_the_least_budget_changes_no_bit():

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 from checkpoints import tiny
+from typer.testing import CliRunner
 
 import mlx_ttd
 from benchmarks.synthetic_store import plan_store, read_shape
 from mlx_ttd.allocation import divide_budget
+from mlx_ttd.bench import bench, sweep
+from mlx_ttd.cli import app
 from mlx_ttd.errors import BudgetError, OptionError
 from mlx_ttd.hit_rate import hit_rate, measured_curve
 from mlx_ttd.machine import Machine, machines
@@ -100,3 +103,28 @@ def test_the_disk_is_measured_or_the_figure_discarded_with_its_reason() -> None:
     assert cached > 0
     assert len(rates) + len(discarded) == 2
     assert all(rate > 0 for rate in rates.values())
+
+
+def test_bench_measures_beside_its_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx_ttd.bench.probe", lambda store: machines()["m2-8gb"])
+    report = bench("demo", "200MB", tokens=4, prompts=(3, 20), slots=6)
+    assert set(report.decode_tok_s) == {3, 20}
+    assert report.slots == report.forecast.slots == 6
+    assert sum(report.phases.values()) == pytest.approx(1)
+    assert f"{report.forecast.tok_s:.2f} forecast" in str(report)
+    json.dumps(report.to_json())
+
+
+def test_a_sweep_tries_every_budget() -> None:
+    found = sweep("demo", "100MB", "120MB", points=2)
+    assert list(found) == [100_000_000, 120_000_000]
+    assert all(rate > 0 for rate in found.values())
+
+
+def test_the_command_forecasts_and_says_when_it_does_not_fit() -> None:
+    found = CliRunner().invoke(app, ["plan", "demo", "--memory", "200MB", "--json"])
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)["fits"]
+    refused = CliRunner().invoke(app, ["plan", "demo", "--memory", "10MB"])
+    assert refused.exit_code == 1
+    assert "does not fit" in refused.stdout

@@ -1,6 +1,6 @@
 """Streaming on a store of the real shapes: decode and prompts beside the disk's and the kernels' own bounds.
 
-    python -m benchmarks.stream [--json FILE] [--keep] [--store DIR] [--layers N] [--only NAME ...] [--quick]
+    python -m benchmarks.stream [--json FILE] [--keep] [--store DIR] [--layers N] [--only NAME ...] [--rounds N]
 
 Without --store one of --layers layers (8 by default) is written first, 6 GB. Banks have the slots that the named memory
 buys for all 40 layers, so that a layer misses as often as in the whole model. Arms are alternated and the disk's own
@@ -193,15 +193,16 @@ def plan_error(store: Path, block: Block, rounds: int) -> None:
     """Ten budgets, read directly: forecasts from a probe of this machine against what was measured."""
     opened, errors = open_store(store), []
     stride_sum = sum(layout.stride for layout in opened.layouts if layout is not None)
+    machine = probe(opened)
+    block.note("plan probe", machine)
     for slots in np.unique(np.geomspace(8, 128, 10).round().astype(int)).tolist():
-        machine = probe(opened)
         with load(store, slots) as llm:
             measured = 1 / statistics.fmean(Arm(llm, warm=40).seconds(12))
             options = replace(llm.options, slots=slots)
             told = forecast(opened, options, machine, llm.division.total, 512)
         errors.append(abs(told.tok_s / measured - 1))
         line = f"{slots * stride_sum / 1e9:.2f} GB: {told.tok_s:.2f} forecast, {measured:.2f} measured"
-        block.note(f"plan {slots} slots", f"{line}; discarded {sorted(machine.discarded)}")
+        block.note(f"plan {slots} slots", line)
     block.results["plan.worst_error"] = max(errors)
     block.results["plan.median_error"] = statistics.median(errors)
 
@@ -223,9 +224,9 @@ def main() -> None:
     parser.add_argument("--store", type=Path)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--only", nargs="+", choices=[*MEASURES, "read"], metavar="NAME", help=", ".join(MEASURES))
-    parser.add_argument("--quick", action="store_true", help="2 rounds instead of 5")
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    rounds = 2 if arguments.quick else 5
+    rounds = arguments.rounds
     wanted = {"decode_direct" if name == "read" else name for name in arguments.only or MEASURES}
     with tempfile.TemporaryDirectory() as folder:
         store = arguments.store or write_store(SHAPE, Path(folder) / "store", arguments.layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -250,17 +251,30 @@ def test_weight_codes_are_read_in_whole_lines(simulated: None) -> None:
         assert site.line_use >= 0.9, str(site)
 
 
+CUDA_CASES = (
+    *("expert_ffn T=1", "expert_contributions", "experts int8", "experts bf16", "expert_ffn_accumulate T=1", "moe"),
+    *("int4 decode T=1", "int4 prefill T=1", "int8", f"plain {mx.bfloat16} decode", f"plain {mx.float16} prefill"),
+    *("linear_pair", "swiglu_linear", "gated_delta T=1", "router of 512", "attention", "norm_rope", "rms_norm"),
+    *("gated_rms_norm", "swiglu", "sigmoid_scaled", "combine"),
+)
+
+
 @needs_nvrtc
 def test_texts_compile_for_cuda_with_the_fused_operations_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_check.cuda_kernel, raising=False)
     monkeypatch.setattr(gpu, "device_kind", lambda: "cuda")
     gpu._compiled.cache_clear()
-    variants = [n for n in CASES if "T=" not in n or n.endswith("T=1")]
     with kernels.forced("gpu"), cuda_check.builds() as built:
-        for name in variants:
+        for name in CUDA_CASES:
             CASES[name]()
+        monkeypatch.setattr(gpu_linear, "LONG", 0)
+        gpu_linear.matvec.cache_clear()
+        CASES["int4 decode T=1"]()
     gpu._compiled.cache_clear()
-    assert {build.name.split("_", 3)[2] for build in built} >= {"ttd"}
+    gpu_linear.matvec.cache_clear()
+    compiled = {re.match("custom_kernel_ttd_(.*)_[0-9a-f]+", build.name)[1] for build in built}  # type: ignore[index]
+    texts = {path.stem for path in (Path(gpu.__file__).parent / "texts").glob("*.metal")}
+    assert compiled >= texts - {"simd_width"}
     for build in built:
         assert build.fused == build.fused_in_source, build.name
 

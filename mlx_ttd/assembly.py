@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from . import kernels
 from .allocation import dtypes
 from .layers import ResidentWeights
 from .models import Model, model_class
@@ -53,6 +54,7 @@ def assemble(
     line: ProgressLine,
 ) -> Assembly:
     """Read the resident weights and make the banks. threads: those that another model reads on, to share them."""
+    kernels.require_simd_width()
     provider = None
     if store.spec.is_moe:
         pool = ReadPool(options.depth, options.parts, counters, threads=threads)

@@ -65,9 +65,9 @@ def names_given() -> set[str]:
 
 
 def flags_of_scripts() -> set[str]:
-    """The flags that benchmarks and examples define with argparse."""
+    """The flags that benchmarks, examples and the fuzzer define with argparse."""
     found = set()
-    for path in [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py")]:
+    for path in [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py"), ROOT / "tests/fuzz.py"]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
                 found |= {arg.value for arg in node.args if isinstance(arg, ast.Constant)}

@@ -97,7 +97,8 @@ def main() -> None:
             block.results[f"{memory}.{name}"] = statistics.median(r[name] for r in rounds[1:])
         block.results[f"{memory}.over_budget_bytes"] = about[memory]["over_budget_bytes"]
     digests = {tuple(r["digest"] for r in rounds) for rounds in found.values()}
-    block.results["same_tokens_and_logits"] = float(len(digests) == 1)
+    if len(found) > 1:
+        block.results["same_tokens_and_logits"] = float(len(digests) == 1)
     block.note("digest", found[arguments.memory[0]][-1]["digest"][:16])
     block.finish(arguments.json, arguments.keep)
 

@@ -150,7 +150,7 @@ class LlamaCpp:
     """A loaded GGUF file, driven as llama-bench does: random tokens, no sampling, its own defaults.
 
     GCC 12 loses the AMX tile configuration of llama.cpp, which then ends on an illegal instruction: build it with
-    CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DCMAKE_CXX_FLAGS=-fno-tree-dse".
+    CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'".
     """
 
     def __init__(self, path: str, threads: int, context: int):

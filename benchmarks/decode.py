@@ -54,7 +54,8 @@ def bytes_a_token(spec: ModelSpec) -> int:
 
 def files(work: Path, shape: str, layers: int, experts: int) -> tuple[Path, Path]:
     """The store and the GGUF file of these shapes, written if they are not there."""
-    store, peer = (work / f"{Path(shape).stem}-{layers}x{experts}{suffix}" for suffix in ("", ".gguf"))
+    name = f"{Path(shape).name.removesuffix('.json')}-{layers}x{experts}"
+    store, peer = work / name, work / f"{name}.gguf"
     if not store.exists():
         write_store(shape, store, layers, 0.0, 4, experts=experts, embed_bits=4)
     if not peer.exists():

@@ -62,6 +62,7 @@ def test_experts_against_float64_and_the_reference(case):
         fused = kernels.expert_ffn(x, bank, rows, weights, layout)
         start = mx.random.normal(x.shape)
         added = kernels.expert_ffn_accumulate(start, x, bank, rows, weights, layout)
+        together = kernels.combine(found, weights)
     with kernels.forced("reference"):
         reference = kernels.expert_contributions(x, bank, rows, layout)
         combined = kernels.combine(found, weights)
@@ -69,6 +70,7 @@ def test_experts_against_float64_and_the_reference(case):
     assert error(found, exact) < EXACT
     assert error(found, np.array(reference).astype(np.float64)) < 2 * EXACT
     assert same(fused, combined)
+    assert same(together, combined)
     total = np.array(start) + np.einsum("tkh,tk->th", exact, np.array(weights).astype(np.float64))
     assert error(added, total) < EXACT
 

@@ -1,6 +1,7 @@
 #include <stdexcept>
 
 #include "bindings.h"
+#include "combine.h"
 #include "expert_ffn.h"
 
 namespace nb = nanobind;
@@ -89,6 +90,21 @@ mx::array bind(const mx::array& x, const mx::array& records, const mx::array& sl
                    })[0];
 }
 
+mx::array bind_combine(const mx::array& contributions, const mx::array& weights) {
+  require(contributions.ndim() == 3 && contributions.dtype() == mx::float32 && contributions.shape(1) > 0,
+          "contributions must be float32 [tokens, choices, hidden].");
+  require(weights.dtype() == mx::float32 && weights.shape() == mx::Shape{contributions.shape(0), contributions.shape(1)},
+          "weights must be float32 [tokens, choices].");
+  Combine call{contributions.shape(0), contributions.shape(1), contributions.shape(2), nullptr, nullptr, nullptr};
+  return ttd::call("combine", {contributions, weights}, {{{contributions.shape(0), contributions.shape(2)}, mx::float32}},
+                   [call](const Arrays& in, Arrays& out) mutable {
+                     call.contributions = in[0].data<float>();
+                     call.weights = in[1].data<float>();
+                     call.out = out[0].data<float>();
+                     combine(call);
+                   })[0];
+}
+
 }  // namespace
 
 void bind_expert_ffn(nb::module_& m) {
@@ -100,6 +116,8 @@ void bind_expert_ffn(nb::module_& m) {
          nb::arg("scales"), nb::arg("biases"));
   nb::class_<Layout>(m, "Layout", "Where the parts of a record lie.")
       .def(nb::init<Part, Part>(), nb::arg("gate_up"), nb::arg("down"));
+  m.def("combine", bind_combine, nb::arg("contributions"), nb::arg("weights"),
+        "Sums of weights [T, k] times contributions f32 [T, k, H] in order of k: f32 [T, H].");
   m.def("expert_ffn", bind, nb::arg("x"), nb::arg("records"), nb::arg("slot_of"), nb::arg("rows"),
         nb::arg("weights").none(), nb::arg("layout"), nb::arg("acc").none() = nb::none(),
         "Weighted sums of experts f32 [T, H], added to acc if given; without weights each output f32 [T, k, H].");

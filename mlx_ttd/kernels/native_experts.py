@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..spec import Matrix, RecordLayout
 from .backend import register
 from .expert_ffn import Records
-from .native import FLOATS, extension
+from .native import FLOATS, available, extension
 
 
 def _part_fits(m: Matrix) -> bool:
@@ -36,6 +36,11 @@ def _call(x: mx.array, lease: Records, rows: mx.array, weights: Any, layout: Rec
     return native.expert_ffn(x, lease.records, lease.slot_of, rows, weights, _layout(layout), acc)
 
 
+def _combine(contributions: mx.array, weights: mx.array) -> mx.array:
+    native: Any = extension()
+    return native.combine(contributions, weights)
+
+
 def _contributions(x: mx.array, lease: Records, rows: mx.array, layout: RecordLayout) -> mx.array:
     return _call(x, lease, rows, None, layout)
 
@@ -47,5 +52,6 @@ def _accumulate(
 
 
 register("expert_contributions", "native", _contributions, lambda x, lease, rows, layout: _fits(x, layout))
+register("combine", "native", _combine, available)
 register("expert_ffn", "native", _call, lambda x, lease, rows, weights, layout: _fits(x, layout))
 register("expert_ffn_accumulate", "native", _accumulate, lambda acc, x, lease, rows, weights, layout: _fits(x, layout))

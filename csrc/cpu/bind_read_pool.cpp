@@ -39,6 +39,15 @@ struct Batch {
   }
 };
 
+// Its threads may be waiting for Python's lock to ask `fault`, so it must not be held while they end.
+struct Pool : ReadPool {
+  using ReadPool::ReadPool;
+  ~Pool() {
+    nb::gil_scoped_release release;
+    close();
+  }
+};
+
 using Failures = std::vector<std::tuple<size_t, int, size_t>>;
 
 Failures wait(Batch& batch) {
@@ -48,7 +57,7 @@ Failures wait(Batch& batch) {
   return out;
 }
 
-Batch* submit(ReadPool& pool, const std::vector<std::tuple<int, int64_t, nb::object>>& reads, int parts) {
+Batch* submit(Pool& pool, const std::vector<std::tuple<int, int64_t, nb::object>>& reads, int parts) {
   require(parts >= 1, "A read has at least one part.");
   std::vector<Writable> buffers;
   std::vector<Read> list;
@@ -86,19 +95,19 @@ void bind_read_pool(nb::module_& m) {
   nb::class_<Batch>(m, "ReadBatch", "Reads under way together; letting go of it waits for them.")
       .def("wait", wait, "Wait for every byte: a list of (index of the read, errno or 0 for a file that ended, bytes read) that failed twice.")
       .def_prop_ro("done", [](const Batch& batch) { return batch.reads.done(); }, "Whether wait would return at once.");
-  nb::class_<ReadPool>(m, "ReadPool", "Threads that read into buffers; they start with the first batch.")
-      .def("__init__", [](ReadPool* self, int threads, nb::object fault) {
+  nb::class_<Pool>(m, "ReadPool", "Threads that read into buffers; they start with the first batch.")
+      .def("__init__", [](Pool* self, int threads, nb::object fault) {
         require(threads >= 1, "A read pool has at least one thread.");
-        new (self) ReadPool(threads, fault.is_none() ? ReadPool::Pread() : faulty(std::move(fault)));
+        new (self) Pool(threads, fault.is_none() ? ReadPool::Pread() : faulty(std::move(fault)));
       }, nb::arg("threads"), nb::arg("fault").none() = nb::none(),
          "fault, for tests: called with (fd, offset, bytes), it returns the most bytes to read, or -errno to fail.")
       .def("submit", submit, nb::arg("reads"), nb::arg("parts") = 1,
            "Start reads (fd, offset, writable buffer to fill), each in up to `parts` parts cut at multiples of 16,384 bytes.")
-      .def("counters", [](const ReadPool& pool) {
+      .def("counters", [](const Pool& pool) {
         const ReadCounters c = pool.counters();
         return std::make_tuple(c.reads, c.bytes, c.retries, c.busy_seconds);
       }, "(reads, bytes, retries, seconds with a read in flight) so far.")
-      .def("close", &ReadPool::close, nb::call_guard<nb::gil_scoped_release>(), "Finish what was submitted and end the threads.");
+      .def("close", [](Pool& pool) { pool.close(); }, nb::call_guard<nb::gil_scoped_release>(), "Finish what was submitted and end the threads.");
 }
 
 }  // namespace ttd

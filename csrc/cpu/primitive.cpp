@@ -12,16 +12,24 @@ namespace mx = mlx::core;
 namespace ttd {
 namespace {
 
-void gather(const char* from, char* to, const mx::Shape& shape, const mx::Strides& strides, size_t size, size_t axis) {
-  size_t inner = size;
-  for (size_t i = axis + 1; i < shape.size(); ++i) inner *= shape[i];
-  for (int i = 0; i < shape[axis]; ++i) {
-    const char* at = from + static_cast<int64_t>(i) * strides[axis] * static_cast<int64_t>(size);
-    if (axis + 1 == shape.size())
-      std::memcpy(to + i * inner, at, size);
-    else
-      gather(at, to + i * inner, shape, strides, size, axis + 1);
+// Copies runs of `run` bytes, which lie together, out of the first `axes` axes to where `to` moves on from.
+void gather(const char* from, char*& to, const mx::array& a, size_t axis, size_t axes, size_t run) {
+  if (axis == axes) {
+    std::memcpy(to, from, run);
+    to += run;
+    return;
   }
+  const int64_t stride = a.strides()[axis] * static_cast<int64_t>(a.itemsize());
+  for (int i = 0; i < a.shape(static_cast<int>(axis)); ++i) gather(from + i * stride, to, a, axis + 1, axes, run);
+}
+
+void copy_rows(const mx::array& from, char* to) {
+  size_t axes = from.ndim(), run = from.itemsize();
+  const auto together = [&](size_t axis) {
+    return from.shape()[axis] == 1 || from.strides()[axis] * static_cast<int64_t>(from.itemsize()) == static_cast<int64_t>(run);
+  };
+  for (; axes > 0 && together(axes - 1); --axes) run *= static_cast<size_t>(from.shape()[axes - 1]);
+  gather(from.data<char>(), to, from, 0, axes, run);
 }
 
 mx::array contiguous(const mx::array& a, mx::cpu::CommandEncoder& encoder) {
@@ -30,7 +38,7 @@ mx::array contiguous(const mx::array& a, mx::cpu::CommandEncoder& encoder) {
   copy.set_data(mx::allocator::malloc(copy.nbytes()));
   encoder.add_temporary(copy);
   encoder.dispatch([from = mx::array::unsafe_weak_copy(a), to = mx::array::unsafe_weak_copy(copy)]() mutable {
-    gather(from.data<char>(), to.data<char>(), from.shape(), from.strides(), from.itemsize(), 0);
+    copy_rows(from, to.data<char>());
   });
   return copy;
 }

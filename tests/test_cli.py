@@ -65,7 +65,14 @@ def test_chat_keeps_history_and_ends_at_end_of_input():
 
 def test_interrupt_ends_cleanly_with_the_text_so_far():
     command = [sys.executable, "-u", "-m", "mlx_ttd.cli", "generate", "In the beginning", "-n", "4000", *MEMORY]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A run that was itself started in the background hands an ignored SIGINT down.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     first = process.stdout.read(40)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -72,10 +72,10 @@ class Pool {
 
   int count() const { return count_; }
 
-  // False when another caller has the pool: two streams then each compute alone rather than wait.
+  // False when another caller has the pool, or it was stopped meanwhile: the caller then computes alone rather than wait.
   bool run(int64_t chunks, ChunkFunction function, void* context) {
     std::unique_lock lock(owner_, std::try_to_lock);
-    if (!lock) return false;
+    if (!lock || stopping_.load()) return false;
     start();
     function_.store(function, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 
 import numpy as np
 import pytest
 
 from mlx_ttd.kernels.native import extension
+from mlx_ttd.observe import Counters
+from mlx_ttd.streaming import ReadPool, ReadThreads
+from mlx_ttd.streaming.read_pool import Read
 
 native = extension()
 pytestmark = pytest.mark.skipif(native is None, reason="needs the native part and a CPU")
@@ -73,3 +77,44 @@ def test_a_buffer_stays_while_it_is_read_into(fd):
     del batch
     assert buffer == CONTENT[:100_000].tobytes()
     buffer.clear()
+
+
+class SlowThreads(ReadThreads):
+    """Native threads whose reads take `seconds` each."""
+
+    def __init__(self, depth, seconds):
+        super().__init__(depth)
+        self._native = native.ReadPool(depth, lambda fd, offset, size: time.sleep(seconds) or size)
+
+
+def read(fd):
+    return Read(fd, 0, memoryview(bytearray(100)))
+
+
+def test_a_read_is_in_flight_until_it_ends_not_until_it_is_waited_for(fd):
+    pool = ReadPool(2, 1, Counters(), threads=SlowThreads(2, 0.02))
+    start = time.perf_counter()
+    batch = pool.submit([read(fd)])
+    while not batch._native.done:
+        time.sleep(0.001)
+    ended = time.perf_counter()
+    time.sleep(0.2)
+    batch.wait()
+    assert 0.02 <= pool.counters.read_seconds <= ended - start
+    pool.close()
+
+
+def test_reads_that_overlap_are_timed_once_in_any_order_and_models_apart(fd):
+    threads = SlowThreads(8, 0.3)
+    pool, other = (ReadPool(8, 1, Counters(), threads=threads) for _ in range(2))
+    start = time.perf_counter()
+    batches = [pool.submit([read(fd), read(fd)]) for _ in range(3)]
+    for batch in reversed(batches):
+        batch.wait()
+    assert 0.3 <= pool.counters.read_seconds <= time.perf_counter() - start
+    assert other.counters.read_seconds == 0
+    other.submit([read(fd)]).wait()
+    assert other.counters.read_seconds >= 0.3
+    assert pool.counters.bytes_read == 600
+    pool.close()
+    other.close()

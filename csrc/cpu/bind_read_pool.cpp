@@ -39,6 +39,11 @@ struct Batch {
   }
 };
 
+// Shared with reads in flight, so that no thread of theirs ever lets go of a Python object.
+struct Clock {
+  std::shared_ptr<ReadClock> held = std::make_shared<ReadClock>();
+};
+
 // Its threads may be waiting for Python's lock to ask `fault`, so it must not be held while they end.
 struct Pool : ReadPool {
   using ReadPool::ReadPool;
@@ -57,7 +62,7 @@ Failures wait(Batch& batch) {
   return out;
 }
 
-Batch* submit(Pool& pool, const std::vector<std::tuple<int, int64_t, nb::object>>& reads, int parts) {
+Batch* submit(Pool& pool, const std::vector<std::tuple<int, int64_t, nb::object>>& reads, int parts, const Clock* clock) {
   require(parts >= 1, "A read has at least one part.");
   std::vector<Writable> buffers;
   std::vector<Read> list;
@@ -66,8 +71,9 @@ Batch* submit(Pool& pool, const std::vector<std::tuple<int, int64_t, nb::object>
     const Writable& buffer = buffers.emplace_back(into);
     list.push_back({fd, offset, buffer.bytes(), buffer.data()});
   }
+  auto held = clock ? clock->held : nullptr;
   nb::gil_scoped_release release;
-  return new Batch{std::move(buffers), pool.submit(list, parts)};
+  return new Batch{std::move(buffers), pool.submit(list, parts, 16384, std::move(held))};
 }
 
 // A pread that asks Python first: it returns the most bytes that this read may get, or -errno to fail.
@@ -95,14 +101,18 @@ void bind_read_pool(nb::module_& m) {
   nb::class_<Batch>(m, "ReadBatch", "Reads under way together; letting go of it waits for them.")
       .def("wait", wait, "Wait for every byte: a list of (index of the read, errno or 0 for a file that ended, bytes read) that failed twice.")
       .def_prop_ro("done", [](const Batch& batch) { return batch.reads.done(); }, "Whether wait would return at once.");
+  nb::class_<Clock>(m, "ReadClock", "Time with at least one read in flight, of the batches that it is given to.")
+      .def(nb::init<>())
+      .def_prop_ro("seconds", [](const Clock& clock) { return clock.held->seconds(); }, "So far, overlapping reads counted once.");
   nb::class_<Pool>(m, "ReadPool", "Threads that read into buffers; they start with the first batch.")
       .def("__init__", [](Pool* self, int threads, nb::object fault) {
         require(threads >= 1, "A read pool has at least one thread.");
         new (self) Pool(threads, fault.is_none() ? ReadPool::Pread() : faulty(std::move(fault)));
       }, nb::arg("threads"), nb::arg("fault").none() = nb::none(),
          "fault, for tests: called with (fd, offset, bytes), it returns the most bytes to read, or -errno to fail.")
-      .def("submit", submit, nb::arg("reads"), nb::arg("parts") = 1,
-           "Start reads (fd, offset, writable buffer to fill), each in up to `parts` parts cut at multiples of 16,384 bytes.")
+      .def("submit", submit, nb::arg("reads"), nb::arg("parts") = 1, nb::arg("clock").none() = nb::none(),
+           "Start reads (fd, offset, writable buffer to fill), each in up to `parts` parts cut at multiples of 16,384 bytes. "
+           "`clock` runs until the last has ended.")
       .def("counters", [](const Pool& pool) {
         const ReadCounters c = pool.counters();
         return std::make_tuple(c.reads, c.bytes, c.retries, c.busy_seconds);

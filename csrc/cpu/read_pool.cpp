@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -34,14 +33,29 @@ const std::vector<ReadFailure>& ReadBatch::wait() {
   return shared_->failures;
 }
 
-namespace {
+void ReadClock::begin(size_t reads) {
+  std::lock_guard lock(mutex_);
+  if (in_flight_ == 0) since_ = Clock::now();
+  in_flight_ += reads;
+}
 
-using Clock = std::chrono::steady_clock;
+void ReadClock::end() {
+  std::lock_guard lock(mutex_);
+  if (--in_flight_ == 0) seconds_ += std::chrono::duration<double>(Clock::now() - since_).count();
+}
+
+double ReadClock::seconds() const {
+  std::lock_guard lock(mutex_);
+  return in_flight_ == 0 ? seconds_ : seconds_ + std::chrono::duration<double>(Clock::now() - since_).count();
+}
+
+namespace {
 
 struct Part {
   Read read;
   size_t index, start;  // of the whole read, and where in it this part begins
   std::shared_ptr<ReadBatch::Shared> batch;
+  std::shared_ptr<ReadClock> clock;
 };
 
 // Reads until all bytes are there, the file ends or an error comes up.
@@ -73,8 +87,7 @@ struct ReadPool::State {
   std::deque<Part> queue;
   std::vector<std::thread> workers;
   bool closing = false;
-  size_t in_flight = 0;
-  Clock::time_point since;
+  ReadClock clock;
   ReadCounters counters;
 
   State(size_t threads, Pread with) : depth(threads), pread(std::move(with)) {}
@@ -91,11 +104,12 @@ struct ReadPool::State {
       size_t done = read_fully(pread, part.read, &error), bytes = done;
       const bool retried = done < part.read.bytes;
       if (retried) bytes += done = read_fully(pread, part.read, &error);
+      if (part.clock) part.clock->end();
+      clock.end();
       lock.lock();
       counters.reads += 1;
       counters.retries += retried;
       counters.bytes += static_cast<int64_t>(bytes);
-      if (--in_flight == 0) counters.busy_seconds += std::chrono::duration<double>(Clock::now() - since).count();
       lock.unlock();
       finish(part, done, error);
       lock.lock();
@@ -121,7 +135,7 @@ ReadPool::ReadPool(int threads, Pread pread)
 
 ReadPool::~ReadPool() { close(); }
 
-ReadBatch ReadPool::submit(const std::vector<Read>& reads, int parts, size_t unit) {
+ReadBatch ReadPool::submit(const std::vector<Read>& reads, int parts, size_t unit, std::shared_ptr<ReadClock> clock) {
   // A forked child has none of the threads, and a lock may be held for ever: what the parent had is left alone.
   if (state_->process != getpid()) {
     auto* left = new std::shared_ptr<State>(state_);
@@ -136,15 +150,15 @@ ReadBatch ReadPool::submit(const std::vector<Read>& reads, int parts, size_t uni
     for (size_t at = 0; at < read.bytes; at += step) {
       const size_t bytes = std::min(step, read.bytes - at);
       const Read part{read.fd, read.offset + static_cast<int64_t>(at), bytes, static_cast<char*>(read.into) + at};
-      queue.push_back({part, i, at, batch});
+      queue.push_back({part, i, at, batch, clock});
     }
   }
   batch->unfinished = queue.size();
   if (queue.empty()) return ReadBatch(std::move(batch));
   State& state = *state_;
   std::lock_guard lock(state.mutex);
-  if (state.in_flight == 0) state.since = Clock::now();
-  state.in_flight += queue.size();
+  state.clock.begin(queue.size());
+  if (clock) clock->begin(queue.size());
   for (auto& part : queue) state.queue.push_back(std::move(part));
   while (state.workers.size() < state.depth) state.workers.emplace_back([&state] { state.work(); });
   state.wake.notify_all();
@@ -153,7 +167,9 @@ ReadBatch ReadPool::submit(const std::vector<Read>& reads, int parts, size_t uni
 
 ReadCounters ReadPool::counters() const {
   std::lock_guard lock(state_->mutex);
-  return state_->counters;
+  ReadCounters counters = state_->counters;
+  counters.busy_seconds = state_->clock.seconds();
+  return counters;
 }
 
 void ReadPool::close() {

@@ -3,10 +3,12 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 namespace ttd {
@@ -28,6 +30,21 @@ struct ReadFailure {
 struct ReadCounters {
   int64_t reads = 0, bytes = 0, retries = 0;
   double busy_seconds = 0;  // while at least one read was in flight
+};
+
+// Time with at least one read in flight, of all reads that it is handed to. Overlapping reads count once.
+class ReadClock {
+ public:
+  void begin(size_t reads);
+  void end();
+  double seconds() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  mutable std::mutex mutex_;
+  size_t in_flight_ = 0;
+  Clock::time_point since_;
+  double seconds_ = 0;
 };
 
 // Reads under way together. Its memory must stay until it is done; destroying a batch waits for that.
@@ -59,7 +76,8 @@ class ReadPool {
   ReadPool& operator=(const ReadPool&) = delete;
 
   // Starts `reads`, each as up to `parts` reads cut at multiples of `unit` bytes. A part that fails is tried once more.
-  ReadBatch submit(const std::vector<Read>& reads, int parts = 1, size_t unit = 16384);
+  // `clock` runs until the last has ended, whenever that is waited for.
+  ReadBatch submit(const std::vector<Read>& reads, int parts = 1, size_t unit = 16384, std::shared_ptr<ReadClock> clock = {});
   ReadCounters counters() const;
   void close();  // finishes what was submitted and ends the threads; the next batch starts new ones
 

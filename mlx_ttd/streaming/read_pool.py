@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..observe import Counters
-from .read_threads import ReadThreads
+from .read_threads import ReadThreads, native_clock
 
 PART_UNIT = 16_384
 
@@ -83,15 +83,13 @@ class NativeBatch:
 
     def __init__(self, pool: ReadPool, reads: Sequence[Read], native: Any):
         self._pool, self._reads, self._native = pool, reads, native
-        self._started = time.perf_counter()
 
     def wait(self) -> None:
         start = time.perf_counter()
         failed = self._native.wait()
-        end = time.perf_counter()
         counters = self._pool.counters
-        counters.wait_seconds += end - start
-        counters.read_seconds += end - self._started
+        counters.wait_seconds += time.perf_counter() - start
+        self._pool.count_seconds()
         lost = {index: (error, done) for index, error, done in failed}
         counters.bytes_read += sum(lost[i][1] if i in lost else len(r.into) for i, r in enumerate(self._reads))
         for index, (error, done) in lost.items():
@@ -127,13 +125,17 @@ class ReadPool:
         self._lock = threading.Lock()
         self._in_flight = 0
         self._since = 0.0
+        self._clock: Any = None
+        self._counted = 0.0
 
     def submit(self, reads: Sequence[Read]) -> Batch | NativeBatch:
         """Start `reads`. One that fails is tried once more; then `wait` raises its `fail(reason)`."""
         native = self.threads.native(self) if self._pread is None else None
         if native is not None:
             wanted = [(read.fd, read.offset, read.into) for read in reads]
-            return NativeBatch(self, reads, native.submit(wanted, self.parts))
+            if self._clock is None:
+                self._clock = native_clock()
+            return NativeBatch(self, reads, native.submit(wanted, self.parts, self._clock))
         futures = []
         for read in reads:
             size = len(read.into)
@@ -146,6 +148,12 @@ class ReadPool:
                 self._in_flight += len(starts)
             futures += [self.threads.submit(self, self._part, read, at, min(at + step, size)) for at in starts]
         return Batch(futures, self.counters)
+
+    def count_seconds(self) -> None:
+        """Count the time that native reads were in flight since this was last done."""
+        seconds = self._clock.seconds
+        self.counters.read_seconds += seconds - self._counted
+        self._counted = seconds
 
     def finish(self, reads: Sequence[Read]) -> None:
         """Check records that were read whole, side by side where there are several. Raises the first failure."""

@@ -10,6 +10,12 @@ from typing import Any
 from ..kernels import native_extension
 
 
+def native_clock() -> Any:
+    """A clock for `submit` of the native read pool; only where there is the native part."""
+    extension: Any = native_extension()
+    return extension.ReadClock()
+
+
 class ReadThreads:
     """`depth` threads, native where there is the native part, from the first work until the last user has left."""
 

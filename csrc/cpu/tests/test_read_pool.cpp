@@ -95,6 +95,24 @@ void a_closed_pool_opens_again(const Bytefile& from) {
   }
 }
 
+void a_clock_runs_while_its_own_reads_are_in_flight(const Bytefile& from) {
+  ReadPool pool(4, [](int fd, void* into, size_t bytes, off_t offset) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return ::pread(fd, into, bytes, offset);
+  });
+  const auto clock = std::make_shared<ReadClock>();
+  Bytes first(4000), second(4000);
+  {
+    auto mine = pool.submit({{from.fd(), 0, first.size(), first.data()}}, 2, 1024, clock);
+    auto others = pool.submit({{from.fd(), 0, second.size(), second.data()}}, 2, 1024);
+    EXPECT(mine.wait().empty() && others.wait().empty());
+  }
+  const double ran = clock->seconds();
+  EXPECT(ran >= 0.02 && pool.counters().busy_seconds >= ran);
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT(clock->seconds() == ran);
+}
+
 }  // namespace
 
 int main() {
@@ -103,5 +121,6 @@ int main() {
   a_fault_is_retried_once_then_reported(from);
   batches_from_many_threads_do_not_mix(from);
   a_closed_pool_opens_again(from);
+  a_clock_runs_while_its_own_reads_are_in_flight(from);
   return failures != 0;
 }

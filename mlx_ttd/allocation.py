@@ -16,7 +16,7 @@ def dtypes(options: Options) -> tuple[mx.Dtype, mx.Dtype]:
     """(residual stream, keys and values)."""
     own = "float32" if kernels.device_kind() == "cpu" else "bfloat16"
     dtype = own if options.dtype == "auto" else options.dtype
-    kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
+    kv_dtype = "bfloat16" if options.kv_dtype == "auto" else options.kv_dtype
     return DTYPES[dtype], DTYPES[kv_dtype]
 
 

@@ -27,7 +27,7 @@ class Options:
     memory: str | int = _option("auto", "bytes, '3GB', '2.5GiB' or 'auto': the bound on everything the library keeps")
     context: int = _option(4096, "tokens that keys and values are reserved for", low=1, high=1 << 22)
     dtype: str = _option("auto", "of the residual stream; auto: float32 on CPU, bfloat16 on a GPU", DTYPES)
-    kv_dtype: str = _option("auto", "of keys and values; auto: as dtype", DTYPES)
+    kv_dtype: str = _option("auto", "of keys and values; auto: bfloat16", DTYPES)
     policy: str = _option("lfu", "which expert leaves a full layer", tuple(policy_names()))
     slots: int = _option(0, "slots a layer; 0: as many as memory holds", low=0, high=4096)
     depth: int = _option(8, "reads in flight at a time", low=1, high=256)

@@ -43,6 +43,10 @@ class BudgetError(TTDError):
         self.least_bytes = least_bytes
 
 
+class PressureError(TTDError):
+    """A run that was stopped because the machine has no memory or disk left; what it generated so far stands."""
+
+
 class LeaseError(TTDError):
     """Slots that are all pinned by unreleased leases."""
 

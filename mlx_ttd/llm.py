@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,7 +37,7 @@ from .prompts import Prompt, check_ids, continued, ids_after, ids_of, is_chat
 from .stats import Stats, html_table
 from .store import Store
 from .store_paths import store_name
-from .streaming import ExpertProvider, Ledger, show_size
+from .streaming import ExpertProvider, Governor, Ledger, machine_reading, show_size
 from .text import Tokenizer
 
 
@@ -57,6 +58,9 @@ class LLM:
         parts = assemble(store, options, self.division, self.context, self.ledger, self.counters, threads, line)
         self.model, self.embedding = parts.model, parts.embedding
         self.provider: ExpertProvider | None = parts.provider
+        self.governor = Governor(partial(machine_reading, store.path), parts.provider, self.counters)
+        if self.provider is not None:
+            self.provider.before_call = self.governor.check
         dtype, kv_dtype = dtypes(options)
         self.fingerprint = {
             "store": store.digest,
@@ -133,6 +137,7 @@ class LLM:
                 f"the prompt has {needed:,} tokens and memory is reserved for {self.context:,}; "
                 f"shorten it or load with context={len(ids) + options.length}."
             )
+        self.governor.begin()
         running = self._continue_or_start(ids)
         fresh = ids[len(running.tokens) :]
         record.begin(len(ids), len(running.tokens))
@@ -159,6 +164,7 @@ class LLM:
                 yield chunk
                 if chunk.finish_reason is not None:
                     break
+                self.governor.check()
         except GeneratorExit:
             raise
         except BaseException:
@@ -182,7 +188,7 @@ class LLM:
         stats = Stats(
             self.counters.copy(),
             self.options,
-            self.division,
+            self.division if self.provider is None else replace(self.division, slots=self.provider.slots),
             dict(kernels.used),
             self.load_seconds,
             self._first_token_seconds,

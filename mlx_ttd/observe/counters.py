@@ -13,6 +13,7 @@ class Counters:
     records, bytes_read, read_seconds: what preads of expert records returned, and time with a read in flight.
     wait_seconds: time the step stood still for reads. embedding_bytes: rows read for the embedding.
     resident_bytes: weights read at load. host_syncs: times the host waited for the device inside a step.
+    shrinks: times the banks gave slots back because the machine was short of memory.
     """
 
     requests: int = 0
@@ -27,6 +28,7 @@ class Counters:
     host_syncs: int = 0
     decode_steps: int = 0
     prefill_tokens: int = 0
+    shrinks: int = 0
 
     def copy(self) -> Counters:
         return Counters(**{f.name: getattr(self, f.name) for f in fields(self)})

@@ -3,6 +3,7 @@
 from .budget import Division, divide
 from .disk_speed import disk_rates, read_rate
 from .embedding import EmbeddingRows
+from .governor import Governor, machine_reading
 from .lease import Lease
 from .ledger import ALLOCATOR_RESERVE, Ledger
 from .memory import auto_budget, machine_memory, parse_size, show_size
@@ -16,6 +17,7 @@ __all__ = [
     "Division",
     "EmbeddingRows",
     "ExpertProvider",
+    "Governor",
     "Lease",
     "Ledger",
     "ReadPool",
@@ -24,6 +26,7 @@ __all__ = [
     "disk_rates",
     "divide",
     "machine_memory",
+    "machine_reading",
     "parse_size",
     "policy_names",
     "read_rate",

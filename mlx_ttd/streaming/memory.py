@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import OptionError
@@ -82,6 +84,15 @@ def machine_memory() -> tuple[int, int]:
     total, available = info["MemTotal"], info["MemAvailable"]
     headroom = _cgroup_headroom()
     return total, available if headroom is None else max(0, min(available, headroom))
+
+
+def give_back() -> None:
+    """Hand memory that was freed, but that MLX or the C library keeps for later, back to the system."""
+    import mlx.core as mx
+
+    mx.clear_cache()
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def auto_budget() -> int:

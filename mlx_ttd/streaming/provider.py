@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -61,6 +61,7 @@ class ExpertProvider:
     """Experts of every layer of a store, `slots` of them a layer in memory at a time.
 
     Enters its banks in `ledger`. `verify`: when a record's SHA-256 is compared, "off", "first-read" or "always".
+    `before_call`, when set, is called before slots are taken; it may resize the banks or raise.
     """
 
     def __init__(
@@ -86,12 +87,18 @@ class ExpertProvider:
         self._verified = np.zeros((len(strides), experts), bool)
         self._files: dict[int, tuple[int, int]] = {}
         self._unread_ids: list[tuple[int, mx.array]] = []
+        self.before_call: Callable[[], None] | None = None
 
     def layout(self, layer: int) -> RecordLayout:
         """Where the parts of a record of `layer` lie."""
         layout = self.store.layouts[layer]
         assert layout is not None
         return layout
+
+    @property
+    def lent(self) -> bool:
+        """Whether a lease is open."""
+        return any(bank.pins_held() for bank in self.banks)
 
     def resize(self, slots: int) -> None:
         """Give every layer `slots` slots; banks start empty. Each layer's old buffer goes before its new one comes."""
@@ -116,6 +123,8 @@ class ExpertProvider:
         One lease if the slots hold them all; otherwise groups of half the slots, the next read while one is used.
         A lease is released, by evaluating its outputs if need be, when the next is asked for.
         """
+        if self.before_call is not None:
+            self.before_call()
         bank = self.banks[layer]
         wanted = np.unique(ids)
         bank.policy.used(wanted)

@@ -1,0 +1,113 @@
+"""Keeps a run from taking the machine down: banks shrink while memory is short, and the run ends before it is gone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import PressureError
+from ..observe import Counters, machine_state
+from .memory import give_back, machine_memory, show_size
+from .provider import ExpertProvider
+
+MAC_SWAP = Path("/private/var/vm")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Bytes: memory that can be had without swapping, swap in use, free disk where the store or swap lies."""
+
+    memory: int
+    swap: int
+    disk: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is pressure. Bytes, seconds, and the share of a run's time that looking may take.
+
+    The banks shrink when less than `memory` is left or swap grows by `growth`. With the banks at their least, the run
+    ends when less than `last_memory` is left or swap has grown by `last_growth`; and in any case when less than `disk`
+    is free and the run has seen `growth` of it go.
+    """
+
+    memory: int = 160_000_000
+    growth: int = 256_000_000
+    last_memory: int = 80_000_000
+    last_growth: int = 2_000_000_000
+    disk: int = 1_000_000_000
+    seconds: float = 1.0
+    share: float = 0.005
+
+
+def machine_reading(folder: Path) -> Reading:
+    """What the machine says now; `folder` is the store's."""
+    folders = [folder] + ([MAC_SWAP] if sys.platform == "darwin" and MAC_SWAP.exists() else [])
+    states = [machine_state(place) for place in folders]
+    return Reading(machine_memory()[1], states[0].swap_bytes, min(state.free_disk_bytes for state in states))
+
+
+class Governor:
+    """Looks at the machine, through `read`, whenever `check` is called and `limits.seconds` have gone by.
+
+    The banks of `provider` shrink to half their slots at a time, never under what one token uses.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Reading],
+        provider: ExpertProvider | None,
+        counters: Counters,
+        limits: Limits = Limits(),
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._read, self._provider, self._counters = read, provider, counters
+        self._limits, self._clock = limits, clock
+        self._next = 0.0
+        self._start: Reading | None = None
+        self._swap = 0
+
+    def begin(self) -> None:
+        """A run starts: what swap and disk are now is nobody's fault."""
+        self._start, self._next = None, 0.0
+
+    def check(self) -> None:
+        """Shrink the banks if the machine is short, or raise PressureError. While a lease is open, banks stay."""
+        now = self._clock()
+        if now < self._next:
+            return
+        reading, limits = self._read(), self._limits
+        self._next = now + max(limits.seconds, (self._clock() - now) / limits.share)
+        if self._start is None:
+            self._start, self._swap = reading, reading.swap
+        grown, taken = reading.swap - self._start.swap, self._start.disk - reading.disk
+        if reading.disk < limits.disk and taken > limits.growth:
+            raise PressureError(
+                f"the run was stopped because only {show_size(reading.disk)} of disk are left, {show_size(taken)} less "
+                "than when it began; free some disk or lower memory=, which keeps the machine from swapping."
+            )
+        if reading.memory >= limits.memory and reading.swap - self._swap <= limits.growth:
+            return
+        self._swap = reading.swap
+        if self._shrink():
+            return
+        if reading.memory < limits.last_memory or grown > limits.last_growth:
+            raise PressureError(
+                f"the run was stopped because only {show_size(max(0, reading.memory))} of memory are left and swap "
+                f"grew by {show_size(max(0, grown))} while this model holds its least; close other programs or lower "
+                "context=."
+            )
+
+    def _shrink(self) -> bool:
+        """Whether the banks have given slots back, or will when their leases are released."""
+        provider = self._provider
+        if provider is None or provider.slots <= provider.store.spec.top_k:
+            return False
+        if not provider.lent:
+            provider.resize(provider.slots // 2)
+            give_back()
+            self._counters.shrinks += 1
+        return True

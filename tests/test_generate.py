@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_ttd
+from mlx_ttd import kernels
 from mlx_ttd.errors import BudgetError, BusyError, ContextError, OptionError, StateError, StoreError
 from mlx_ttd.generation import token_digest
 
@@ -179,6 +183,32 @@ def test_an_interrupt_in_a_step_leaves_the_next_call_good(llm):
     with pytest.raises(KeyboardInterrupt):
         llm.generate(ids(20), max_tokens=5, processors=[interrupt])
     assert llm.generate(ids(20), max_tokens=5).digest == wanted
+
+
+def test_an_interrupt_while_arrays_are_handed_over_is_not_lost():
+    rows, ready, caught = np.zeros((1, 64), np.uint16), threading.Event(), 0
+
+    def interrupt_when_ready():
+        for _ in range(200):
+            ready.wait(10)
+            ready.clear()
+            time.sleep(0.0005)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    sender = threading.Thread(target=interrupt_when_ready)
+    sender.start()
+    for _ in range(200):
+        try:
+            ready.set()
+            deadline = time.monotonic() + 0.2
+            while time.monotonic() < deadline:
+                kernels.to_device(rows)
+        except KeyboardInterrupt:
+            caught += 1
+    sender.join()
+    signal.signal(signal.SIGINT, previous)
+    assert caught == 200
 
 
 def test_an_unfinished_stream_in_the_main_thread_gives_way(llm):

@@ -27,7 +27,7 @@ from .gates import sigmoid_scaled, swiglu, swiglu_linear
 from .gpu import require_simd_width
 from .gpu_attention import WIDTHS as ATTENTION_WIDTHS
 from .gpu_attention import position
-from .host import to_host
+from .host import to_device, to_host
 from .linear import BLOCK, head, linear, linear_pair
 from .moe import SharedExpert, moe, shared_expert
 from .native import extension as native_extension
@@ -72,6 +72,7 @@ __all__ = [
     "sigmoid_scaled",
     "swiglu",
     "swiglu_linear",
+    "to_device",
     "to_host",
     "used",
 ]

@@ -1,4 +1,4 @@
-"""Reading small arrays back on the host, which a streamed step cannot do without."""
+"""Small arrays between the host and MLX, which a streamed step cannot do without."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def to_host(array: mx.array, meanwhile: Sequence[mx.array] = ()) -> np.ndarray:
             "a streamed model reads its router's choice back in every step, so it cannot run inside mx.compile, "
             "mx.grad or mx.vmap; call it outside of them."
         ) from None
+
+
+def to_device(array: np.ndarray) -> mx.array:
+    """`array` as MLX's, same dtype and shape."""
+    # Given a numpy array, MLX 0.32 first asks what kind it is, and takes a KeyboardInterrupt in that for a no.
+    return mx.array(array.data)  # type: ignore[arg-type]

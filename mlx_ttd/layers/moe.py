@@ -47,7 +47,7 @@ class StreamedExperts(nn.Module):
                 return out
             part = kernels.expert_contributions(x, lease, ids, self.layout)
             mx.async_eval(part)
-            lent = mx.array(np.isin(chosen, lease.experts)[..., None])
+            lent = kernels.to_device(np.isin(chosen, lease.experts)[..., None])
             contributions = part if contributions is None else mx.where(lent, part, contributions)
             lease.release()
         assert contributions is not None

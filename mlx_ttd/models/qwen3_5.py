@@ -139,7 +139,7 @@ class Model(nn.Module):
         if self.embedding is not None:
             return self.embedding(tokens, self.dtype)
         table = self.head.packed
-        rows, *found = (a[mx.array(tokens)] for a in table.arrays)
+        rows, *found = (a[kernels.to_device(tokens)] for a in table.arrays)
         if table.mode == "plain":
             return rows.astype(self.dtype)
         scales, *biases = (a if a.dtype == mx.uint8 else a.astype(mx.float32) for a in found)

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import StoreError
+from ..kernels import to_device
 from ..observe import Counters
 from ..spec import Quantisation
 from ..store import TensorInfo
@@ -35,7 +36,7 @@ class EmbeddingRows:
             q = self._quantisation
             scales, *biases = (p if p.dtype == mx.uint8 else p.astype(mx.float32) for p in parts[1:])
             rows = mx.dequantize(parts[0], scales, biases[0] if biases else None, q.group, q.bits, q.mode).astype(dtype)
-        return rows[mx.array(inverse.reshape(-1))]
+        return rows[to_device(inverse.reshape(-1))]
 
     def _read(self, part: TensorInfo, ids: np.ndarray) -> mx.array:
         size = part.nbytes // part.shape[0]
@@ -46,7 +47,7 @@ class EmbeddingRows:
                     f"{part.path}: row {int(token)} of {part.name} is cut short; copy or convert the store again."
                 )
         self._counters.embedding_bytes += raw.nbytes
-        return mx.array(raw).view(DTYPES[part.dtype]).reshape(len(ids), *part.shape[1:])
+        return to_device(raw).view(DTYPES[part.dtype]).reshape(len(ids), *part.shape[1:])
 
     def close(self) -> None:
         os.close(self._fd)

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import BudgetError, RecordError
+from ..kernels import to_device
 from ..observe import Counters
 from ..spec import RecordLayout
 from ..store import Store
@@ -186,7 +187,7 @@ class ExpertProvider:
         if not bank.everything_resident:
             return None
         if bank.full_table is None:
-            bank.full_table = mx.array(bank.slot_of)
+            bank.full_table = to_device(bank.slot_of)
         assert bank.records is not None
         return Lease(bank.records, bank.full_table, lambda after: None, np.arange(bank.experts))
 
@@ -210,7 +211,7 @@ class ExpertProvider:
         table = np.full(bank.experts, EMPTY, np.int32)
         table[group] = slots
         assert bank.records is not None
-        return Lease(bank.records, mx.array(table), lambda after: bank.unpin(slots, after), group, holds_all)
+        return Lease(bank.records, to_device(table), lambda after: bank.unpin(slots, after), group, holds_all)
 
     def _fetch(self, layer: int, group: np.ndarray, keep: np.ndarray) -> Arrival:
         """Pin slots for `group` and start reading what is missing."""

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import LeaseError
-from ..kernels import bank_write, device_kind
+from ..kernels import bank_write, device_kind, to_device
 from ..spec import STRIDE_UNIT
 from .policies import Policy
 
@@ -129,7 +129,7 @@ class SlotBank:
     def deliver(self, experts: np.ndarray, rows: list[memoryview]) -> None:
         """Move staged rows into their slots, where `row` gave staging."""
         if self._host is None and len(experts):
-            staged = mx.array(np.stack([np.frombuffer(row, np.uint8) for row in rows]))
+            staged = to_device(np.stack([np.frombuffer(row, np.uint8) for row in rows]))
             records, self.records = self.records, None
             self.records = bank_write(records, staged, self.slot_of[experts].tolist())  # type: ignore[arg-type]
             mx.eval(self.records)

@@ -37,4 +37,5 @@ def divide_budget(store: Store, options: Options, context: int, total: int | Non
     dtype, kv_dtype = dtypes(options)
     held = state.state_bytes(store.spec, context, dtype.size, kv_dtype.size)
     chunk = -(-options.prefill_chunk // kernels.BLOCK) * kernels.BLOCK
-    return divide(store, total, held, context, dtype.size, _attention_scores(), chunk, options.slots)
+    mark = store.spec.recurrent_bytes(dtype.size)
+    return divide(store, total, held, context, dtype.size, _attention_scores(), chunk, options.slots, mark)

@@ -40,6 +40,7 @@ def enter_division(ledger: Ledger, division: Division) -> None:
     ledger.enter("allocator", ALLOCATOR_RESERVE)
     ledger.enter("resident", division.resident)
     ledger.enter("state", division.state)
+    ledger.enter("mark", division.mark)
     ledger.enter("scratch", division.scratch)
 
 

@@ -33,7 +33,7 @@ from .observe import Counters
 from .options import Options
 from .outputs import ends_of, output_stream
 from .progress_line import ProgressLine
-from .prompts import Prompt, check_ids, continued, ids_after, ids_of, is_chat
+from .prompts import Prompt, check_ids, continued, ids_after, ids_of, is_chat, repeated
 from .stats import Stats, html_table
 from .store import Store
 from .store_paths import store_name
@@ -93,14 +93,17 @@ class LLM:
         """Token ids of a prompt: text as it is, chat messages through the template, or ids, which are only checked."""
         return check_ids(ids_of(self.tokenizer, prompt, tools, template), self.store.spec.vocab)
 
-    def _encode_on(self, prompt: Prompt, options: GenerationOptions) -> list[int]:
-        """As `encode`, with the live tokens kept where a chat goes on from them."""
-        if not is_chat(prompt) or self._running is None:
-            return self.encode(prompt, options.tools, **options.template)
-        rendered = self.tokenizer.render_chat(prompt, tools=options.tools, **options.template)
-        sampled = () if self._running.sampled is None else (self._running.sampled,)
-        written = (*self._running.tokens, *sampled)
-        return check_ids(continued(self.tokenizer, rendered, written, self._ends()), self.store.spec.vocab)
+    def _encode_on(self, prompt: Prompt, options: GenerationOptions) -> tuple[list[int], int]:
+        """As `encode`, with the live tokens kept where a chat goes on from them, and how many to mark, 0 for none."""
+        if not is_chat(prompt):
+            return self.encode(prompt), 0
+        template = {**options.template, "tools": options.tools}
+        rendered = self.tokenizer.render_chat(prompt, **template)
+        live = self._running or Running(self.model, [])
+        written = live.tokens if live.sampled is None else [*live.tokens, live.sampled]
+        found = continued(self.tokenizer, rendered, written, self._ends(), live.marked)
+        ids = check_ids(found, self.store.spec.vocab)
+        return ids, repeated(self.tokenizer, prompt, rendered, ids, template) if self.division.mark else 0
 
     def _ends(self) -> frozenset[int]:
         return ends_of(self.store.path, self.tokenizer if self.has_tokenizer else None)
@@ -109,8 +112,8 @@ class LLM:
         """Generate piece by piece. `options` are those of `GenerationOptions`.
 
         prompt: text, chat messages ({"role", "content"}) or token ids. A prompt that extends the tokens of the last
-        generation continues from its state; so do messages that hold its answer as it was, reasoning included. Other
-        threads wait for their turn.
+        generation continues from its state; so do messages that hold its answer as it was, reasoning included. Where
+        the chat template drops old reasoning, the answer is read again. Other threads wait for their turn.
         """
         return self._turns.run(self._stream(prompt, generation_options(options), Record()))
 
@@ -130,7 +133,7 @@ class LLM:
         return self.generate(prompt, force=check_ids(ids, self.store.spec.vocab), logprobs=True, **options)
 
     def _stream(self, prompt: Prompt, options: GenerationOptions, record: Record) -> Generator[Chunk, None, None]:
-        ids = self._encode_on(prompt, options)
+        ids, mark = self._encode_on(prompt, options)
         needed = len(ids) + max(0, len(options.force) - 1)
         if needed > self.context:
             raise ContextError(
@@ -140,6 +143,8 @@ class LLM:
         self.governor.begin()
         running = self._continue_or_start(ids)
         fresh = ids[len(running.tokens) :]
+        if mark > len(running.tokens):
+            running.mark(mark)
         record.begin(len(ids), len(running.tokens))
         text = output_stream(self.tokenizer if self.has_tokenizer else None, self._ends(), prompt, ids, options)
         limit = min(options.length, self.context - len(ids) + 1)
@@ -174,9 +179,9 @@ class LLM:
             raise
 
     def _continue_or_start(self, ids: Sequence[int]) -> Running:
-        """The live sequence if `ids` extends it by at least one token, else a new one."""
+        """The live sequence, maybe back at its mark, if `ids` extends it by at least one token, else a new one."""
         running = self._running
-        if running is None or len(running.tokens) >= len(ids) or list(ids[: len(running.tokens)]) != running.tokens:
+        if running is None or not running.resume(ids):
             self._running = None
             running = self._running = Running(self.model, self.model.make_cache())
         return running
@@ -227,8 +232,11 @@ class LLM:
         others = self.ledger.used - self.ledger.own
         division = divide_budget(self.store, options, self.context, max(0, total - others))
         self.ledger.total = max(self.ledger.total, total)
-        self.ledger.leave("scratch")
-        self.ledger.enter("scratch", division.scratch)
+        if self._running is not None and not division.mark:
+            self._running.mark(0)
+        for account, amount in (("scratch", division.scratch), ("mark", division.mark)):
+            self.ledger.leave(account)
+            self.ledger.enter(account, amount)
         if self.provider is not None:
             self.provider.resize(division.slots)
         self.ledger.total = total

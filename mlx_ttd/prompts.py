@@ -35,8 +35,11 @@ def ids_after(tokenizer: Tokenizer, prompt: Prompt, continuation: str) -> list[i
     return tokenizer.encode(continuation)
 
 
-def continued(tokenizer: Tokenizer, rendered: str, written: Sequence[int], stops: frozenset[int]) -> list[int]:
-    """Ids of a rendered chat. Where it repeats the tokens `written` and then ends their turn, those stay as they are.
+def continued(
+    tokenizer: Tokenizer, rendered: str, written: Sequence[int], stops: frozenset[int], marked: int = 0
+) -> list[int]:
+    """Ids of a rendered chat. Where it repeats the tokens `written` and then ends their turn, those stay as they are;
+    else the first `marked` of them do, where it repeats these.
 
     A model may write a text in other tokens than the tokenizer would: read anew, that text would match no state.
     """
@@ -47,7 +50,25 @@ def continued(tokenizer: Tokenizer, rendered: str, written: Sequence[int], stops
     ends = tuple(token for i in stops if (token := tokenizer.token(i)))
     if ends and rest.startswith(ends):
         return [*written, *tokenizer.encode(rest)]
-    return tokenizer.encode(rendered)
+    fresh = tokenizer.encode(rendered)
+    prefix = list(written[:marked])
+    if fresh[:marked] != prefix and rendered.startswith(known := tokenizer.decode(prefix)):
+        return [*prefix, *tokenizer.encode(rendered[len(known) :])]
+    return fresh
+
+
+def repeated(
+    tokenizer: Tokenizer, prompt: Messages, rendered: str, ids: Sequence[int], template: Mapping[str, Any]
+) -> int:
+    """How many of the `ids` of a rendered chat its next turn begins with, whatever the answer; 0 if it cannot be told.
+
+    A template that drops old reasoning repeats all up to the user's question, but not the answer.
+    """
+    if prompt[-1].get("role") != "user":
+        return 0
+    question = tokenizer.render_chat(prompt, **{**template, "add_generation_prompt": False})
+    begun = tokenizer.encode(rendered[len(question) :]) if rendered.startswith(question) else []
+    return len(ids) - len(begun) if begun and list(ids[-len(begun) :]) == begun else 0
 
 
 def check_ids(ids: Sequence[int], vocab: int) -> list[int]:

@@ -1,11 +1,17 @@
-"""A second chat turn reads only its new tokens, through the template, whatever tokens the answer was sampled in."""
+"""A second chat turn reads only its new tokens, whatever tokens the answer was sampled in and the template drops."""
 
 from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 import mlx_ttd
 from mlx_ttd import cli
+from mlx_ttd.state import RecurrentState
 
 QUESTION, MORE = {"role": "user", "content": "Genesis 1:1"}, {"role": "user", "content": "And then?"}
 
@@ -54,11 +60,12 @@ def test_an_answer_in_unusual_tokens_is_continued_as_it_was_sampled(llm):
     assert second.cached_tokens == first.prompt_tokens + len(letters) - 1
 
 
-def test_another_history_starts_anew(llm):
+def test_another_answer_goes_on_from_the_question_and_another_question_starts_anew(llm):
     llm._running = None
     llm.generate([QUESTION], max_tokens=6)
     other = llm.generate([QUESTION, {"role": "assistant", "content": "No."}, MORE], max_tokens=4)
-    assert other.cached_tokens == 0
+    assert other.cached_tokens == len(llm.encode([QUESTION], add_generation_prompt=False))
+    assert llm.generate([MORE], max_tokens=4).cached_tokens == 0
 
 
 def test_the_command_line_reads_only_new_tokens(monkeypatch, capsys):
@@ -72,3 +79,52 @@ def test_the_command_line_reads_only_new_tokens(monkeypatch, capsys):
     with mlx_ttd.load("demo", "300MB") as llm:
         whole = len(llm.encode([QUESTION, {"role": "assistant", "content": ""}, MORE]))
     assert seen[0].prefill_tokens + seen[0].decode_steps <= whole + 2 * 6 + 4
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory):
+    """The demo model with a template that drops reasoning older than the last question."""
+    store = tmp_path_factory.mktemp("forgetful") / "store"
+    shutil.copytree(mlx_ttd.demo_path(), store)
+    shutil.copy(Path(__file__).with_name("qwen_like.jinja"), store / "chat_template.jinja")
+    manifest = json.loads((store / "manifest.json").read_text())
+    template = (store / "chat_template.jinja").read_bytes()
+    manifest["copied"]["chat_template.jinja"] = {"bytes": len(template), "sha256": hashlib.sha256(template).hexdigest()}
+    (store / "manifest.json").write_text(json.dumps(manifest))
+    return store
+
+
+@pytest.mark.parametrize("chunk", [0, 256])
+def test_turns_whose_reasoning_is_dropped_go_on_from_the_question(forgetful, chunk):
+    options = {"max_tokens": 10, "template": {"enable_thinking": True}}
+    long = {"role": "user", "content": "In the beginning. " * 60}
+    with mlx_ttd.load(forgetful, "300MB", slots=6, prefill_chunk=chunk) as llm:
+        messages, question = [long], 0
+        for _ in range(3):
+            response, read = turn(llm, messages, **options)
+            assert response.cached_tokens == question
+            assert read == response.prompt_tokens - question + len(response.tokens) - 1
+            question = len(llm.encode(messages, **options["template"], add_generation_prompt=False))
+            again, read = turn(llm, messages, **options)
+            assert (again.cached_tokens, again.digest) == (question, response.digest)
+            assert again.logits_digest == response.logits_digest
+            messages = [*messages, answered(response), MORE]
+        llm._running = None
+        whole = llm.generate(llm.encode(messages[:-2], **options["template"]), max_tokens=10)
+        assert whole.cached_tokens == 0
+        assert (whole.digest, whole.logits_digest) == (response.digest, response.logits_digest)
+
+
+def test_a_mark_is_held_where_memory_allows_and_counted(forgetful):
+    least = mlx_ttd.info(forgetful)["least_bytes"]
+    with mlx_ttd.load(forgetful, least) as llm:
+        assert llm.ledger.accounts["mark"] == 0
+        llm.generate([QUESTION], max_tokens=4)
+        assert llm.generate([QUESTION], max_tokens=4).cached_tokens == 0
+        llm.set_memory("300MB")
+        held = sum(layer.nbytes for layer in llm.model.make_cache() if isinstance(layer, RecurrentState))
+        assert llm.ledger.accounts["mark"] == held
+        llm.generate([QUESTION], max_tokens=4)
+        assert llm.generate([QUESTION], max_tokens=4).cached_tokens > 0
+        llm.set_memory(least)
+        assert llm.generate([QUESTION], max_tokens=4).cached_tokens == 0

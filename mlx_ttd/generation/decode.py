@@ -13,19 +13,40 @@ import numpy as np
 from ..kernels import device_kind
 from ..models import Model
 from ..observe import MODEL, Counters, note
-from ..state import LayerState
+from ..state import NOWHERE, LayerState
 from .penalties import Processor
 from .sampling import Sampler
 
 
 @dataclass
 class Running:
-    """A sequence on a model: the tokens whose effect `state` holds, and the one sampled since, if any."""
+    """A sequence on a model: the tokens whose effect `state` holds, and the one sampled since, if any.
+
+    marked: how many of the tokens the state can go back to, 0 where it cannot.
+    """
 
     model: Model
     state: list[LayerState]
     tokens: list[int] = field(default_factory=list)
     sampled: int | None = None
+    marked: int = 0
+
+    def mark(self, at: int) -> None:
+        """Make the state that is reached after `at` tokens, more than there are now, the one to go back to; 0: none."""
+        self.marked = at
+        for layer in self.state:
+            layer.mark(at or NOWHERE)
+
+    def resume(self, ids: Sequence[int]) -> bool:
+        """Whether `ids` extend the tokens, or those up to the mark, to which the state then goes back."""
+        if 0 < len(self.tokens) < len(ids) and list(ids[: len(self.tokens)]) == self.tokens:
+            return True
+        if not 0 < self.marked < len(ids) or list(ids[: self.marked]) != self.tokens[: self.marked]:
+            return False
+        for layer in self.state:
+            layer.back_to_mark()
+        del self.tokens[self.marked :]
+        return True
 
 
 @dataclass(frozen=True)

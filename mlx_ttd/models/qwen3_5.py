@@ -23,10 +23,12 @@ from .resident_step import ResidentStep
 LAYERS_A_SUBMISSION = 4
 
 
-def blocks(offset: int, rows: int) -> list[tuple[int, int]]:
-    """Row ranges of a chunk that starts at position `offset`, cut where absolute position is a multiple of BLOCK."""
-    cuts = [0, *range(BLOCK - offset % BLOCK, rows, BLOCK), rows]
-    return list(pairwise(cuts))
+def blocks(offset: int, rows: int, mark: int) -> list[tuple[int, int]]:
+    """Row ranges of a chunk at position `offset`, cut at multiples of BLOCK and at `mark`, both absolute positions."""
+    cuts = {0, *range(BLOCK - offset % BLOCK, rows, BLOCK), rows}
+    if 0 < mark - offset < rows:
+        cuts.add(mark - offset)
+    return list(pairwise(sorted(cuts)))
 
 
 class DecoderLayer(nn.Module):
@@ -83,7 +85,7 @@ class DecoderLayer(nn.Module):
         # Only x, the normed rows and the experts' sum span the chunk; everything else lives for one block.
         mode: Mode = "prefill"
         mixed, normed, shared, ids, weights = [], [], [], [], []
-        for start, stop in blocks(state.offset, x.shape[0]):
+        for start, stop in blocks(state.offset, x.shape[0], state.mark_at):
             rows = self.mix(x[start:stop], state, mode)
             inner = self.post_normed(rows)
             if isinstance(self.mlp, MoE):

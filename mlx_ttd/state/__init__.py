@@ -1,9 +1,10 @@
 """The state of a sequence: step, snapshot, restore."""
 
-from .sequence import KVState, LayerState, RecurrentState, new_state, state_bytes
+from .sequence import NOWHERE, KVState, LayerState, RecurrentState, new_state, state_bytes
 from .snapshot import Snapshot, load, put_back, save, take
 
 __all__ = [
+    "NOWHERE",
     "KVState",
     "LayerState",
     "RecurrentState",

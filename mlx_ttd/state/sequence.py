@@ -7,6 +7,8 @@ import mlx.core as mx
 from ..errors import ContextError
 from ..spec import FULL, ModelSpec
 
+NOWHERE = -1
+
 
 class KVState:
     """Keys and values of one attention layer, [kv_heads, capacity, head_dim], with `offset` positions filled."""
@@ -15,6 +17,7 @@ class KVState:
         self.keys = mx.zeros((kv_heads, capacity, head_dim), dtype)
         self.values = mx.zeros((kv_heads, capacity, head_dim), dtype)
         self.offset = 0
+        self.mark_at = NOWHERE
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add T positions; keys and values [T, kv_heads, head_dim]. ContextError where they do not fit."""
@@ -46,6 +49,13 @@ class KVState:
         keys, values = (a.transpose(1, 0, 2) for a in arrays)
         self.append(keys, values)
 
+    def mark(self, at: int) -> None:
+        self.mark_at = at
+
+    def back_to_mark(self) -> None:
+        """Forget the positions from `mark_at` on."""
+        self.offset = self.mark_at
+
     def is_trimmable(self) -> bool:
         return False
 
@@ -55,16 +65,32 @@ class KVState:
 
 
 class RecurrentState:
-    """Conv tail [taps - 1, channels] and f32 recurrent state [value_heads, value_dim, key_dim] of one GDN layer."""
+    """Conv tail [taps - 1, channels] and f32 recurrent state [value_heads, value_dim, key_dim] of one GDN layer.
+
+    What they are after `mark_at` positions is kept once these have passed, for `back_to_mark`.
+    """
 
     def __init__(self, spec: ModelSpec, dtype: mx.Dtype):
         self.conv = mx.zeros((spec.conv - 1, spec.conv_width), dtype)
         self.recurrent = mx.zeros((spec.value_heads, spec.value_dim, spec.key_dim), mx.float32)
         self.offset = 0
+        self.mark_at = NOWHERE
+        self._marked: tuple[mx.array, mx.array] | None = None
 
     def advance(self, conv: mx.array, recurrent: mx.array, tokens: int) -> None:
         self.conv, self.recurrent = conv, recurrent
         self.offset += tokens
+        if self.offset == self.mark_at:
+            self._marked = conv, recurrent
+
+    def mark(self, at: int) -> None:
+        """Choose a position to come, in place of the one so far; NOWHERE keeps nothing."""
+        self.mark_at, self._marked = at, None
+
+    def back_to_mark(self) -> None:
+        """Be again what it was after `mark_at` positions, which have passed."""
+        assert self._marked is not None
+        (self.conv, self.recurrent), self.offset = self._marked, self.mark_at
 
     @property
     def state(self) -> list[mx.array]:

@@ -14,7 +14,7 @@ from .memory import show_size
 
 @dataclass(frozen=True)
 class Division:
-    """Bytes by purpose, and what they buy. `least` is the smallest budget that works."""
+    """Bytes by purpose, and what they buy. `least` is the smallest budget that works; `mark` is 0 without one."""
 
     total: int
     least: int
@@ -23,6 +23,7 @@ class Division:
     scratch: int
     slots: int
     chunk: int
+    mark: int
 
 
 def resident_bytes(store: Store) -> int:
@@ -59,10 +60,12 @@ def divide(
     attention_scores: bool,
     chunk: int = 0,
     slots: int = 0,
+    mark: int = 0,
 ) -> Division:
     """Divide `total` bytes. BudgetError names the least that works; a dense model must fit whole.
 
     chunk and slots fix those; 0 takes what fits: slots up to twice top-k, then a chunk of up to 8 blocks, then slots.
+    mark: bytes of a state to come back to, held wherever they fit beside the least.
     """
     spec = store.spec
     resident = resident_bytes(store)
@@ -82,6 +85,8 @@ def divide(
             f"{show_size(ALLOCATOR_RESERVE)} for the allocator; raise memory= to {least:,}.",
             least_bytes=least,
         )
+    mark = mark if total - least >= mark else 0
+    fixed += mark
     if not chunk:
         chunk = BLOCK
         comfortable = min(2 * spec.top_k, spec.experts) * strides
@@ -89,5 +94,5 @@ def divide(
             chunk *= 2
     scratch = block + chunk_bytes(spec, chunk, itemsize)
     if not slots and spec.is_moe:
-        slots = min(spec.experts, (total - resident - state - scratch - ALLOCATOR_RESERVE) // strides)
-    return Division(total, least, resident, state, scratch, slots, chunk)
+        slots = min(spec.experts, (total - resident - state - mark - scratch - ALLOCATOR_RESERVE) // strides)
+    return Division(total, least, resident, state, scratch, slots, chunk, mark)

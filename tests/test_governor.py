@@ -15,7 +15,7 @@ from mlx_ttd.streaming import Governor, machine_reading
 from mlx_ttd.streaming.governor import Limits, Reading
 
 CALM = Reading(memory=8 * 10**9, swap=3 * 10**9, disk=50 * 10**9)
-SHORT = replace(CALM, memory=10**8)
+SHORT = replace(CALM, memory=9 * 10**7)
 GONE = replace(CALM, memory=10**7)
 PROMPT = list(range(2, 300))
 

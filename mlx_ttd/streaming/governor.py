@@ -34,9 +34,9 @@ class Limits:
     is free and the run has seen `growth` of it go.
     """
 
-    memory: int = 160_000_000
+    memory: int = 100_000_000
     growth: int = 256_000_000
-    last_memory: int = 80_000_000
+    last_memory: int = 40_000_000
     last_growth: int = 2_000_000_000
     disk: int = 1_000_000_000
     seconds: float = 1.0

@@ -9,9 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import OptionError
+from .control_group import control_group_memory
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+LEAST_ROOM, ROOM_SHARE = 300_000_000, 0.1
 SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -42,24 +44,11 @@ def _meminfo() -> dict[str, int]:
     return {key: int(rest.split()[0]) * 1024 for key, rest in (line.split(":", 1) for line in lines)}
 
 
-def _cgroup_headroom() -> int | None:
-    """Bytes left under the memory limit of this process's control group, None without one."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        own = Path("/proc/self/cgroup").read_text().split("::", 1)[1].split("\n", 1)[0].lstrip("/")
-    except (OSError, IndexError):
-        return None
-    left: list[int] = []
-    for folder in (root / own, *(root / own).parents):
-        try:
-            limit = (folder / "memory.max").read_text().strip()
-            if limit != "max":
-                left.append(int(limit) - int((folder / "memory.current").read_text()))
-        except (OSError, ValueError):
-            pass
-        if folder == root:
-            break
-    return min(left) if left else None
+def mac_reclaimable(vm_stat: str) -> int:
+    """Bytes that a Mac can give without compressing or swapping: free pages, cached files and purgeable ones."""
+    size = int(re.search(r"page size of (\d+)", vm_stat)[1])  # type: ignore[index]
+    counts = {name: int(count) for name, count in re.findall(r"^(.+?):\s+(\d+)\.?$", vm_stat, re.MULTILINE)}
+    return size * sum(counts.get(name, 0) for name in ("Pages free", "File-backed pages", "Pages purgeable"))
 
 
 def _mac_memory() -> tuple[int, int]:
@@ -67,23 +56,17 @@ def _mac_memory() -> tuple[int, int]:
 
     total = int(subprocess.run(["/usr/sbin/sysctl", "-n", "hw.memsize"], capture_output=True, check=True).stdout)
     pages = subprocess.run(["/usr/bin/vm_stat"], capture_output=True, check=True, text=True).stdout
-    size = int(re.search(r"page size of (\d+)", pages)[1])  # type: ignore[index]
-    reclaimable = sum(
-        int(count)
-        for name, count in re.findall(r"Pages ([a-z ]+):\s+(\d+)", pages)
-        if name in ("free", "inactive", "speculative", "purgeable")
-    )
-    return total, reclaimable * size
+    return total, mac_reclaimable(pages)
 
 
 def machine_memory() -> tuple[int, int]:
-    """(total, reclaimable) bytes of RAM, control groups respected."""
+    """(total, reclaimable) bytes of RAM, control groups respected; files in the page cache count as reclaimable."""
     if sys.platform == "darwin":
         return _mac_memory()
     info = _meminfo()
     total, available = info["MemTotal"], info["MemAvailable"]
-    headroom = _cgroup_headroom()
-    return total, available if headroom is None else max(0, min(available, headroom))
+    group = control_group_memory()
+    return (total, available) if group is None else (min(total, group[0]), min(available, group[1]))
 
 
 def give_back() -> None:
@@ -96,11 +79,12 @@ def give_back() -> None:
 
 
 def auto_budget() -> int:
-    """Half of RAM, at most what can be had without pushing others out, and on Metal the recommended working set."""
+    """Half of RAM, at most what can be had with room left to others, and on Metal the recommended working set."""
     import mlx.core as mx
 
     total, reclaimable = machine_memory()
-    budget = min(total // 2, int(reclaimable * 0.9))
+    room = max(LEAST_ROOM, int(reclaimable * ROOM_SHARE))
+    budget = min(total // 2, max(1, reclaimable - room))
     if mx.metal.is_available():
         budget = min(budget, int(mx.device_info()["max_recommended_working_set_size"]))
     return budget

@@ -24,8 +24,10 @@ def normal(rng, *shape, scale=1.0):
 
 
 def error(found, exact):
-    """Largest error, relative to the root mean square of what is exact."""
-    return np.abs(np.array(found, np.float64) - exact).max() / np.sqrt((np.asarray(exact) ** 2).mean() + 1e-300)
+    """Largest relative error of a row, in the Euclidean norm, against the root mean square of all rows' norms."""
+    exact = np.asarray(exact, np.float64)
+    norms = np.linalg.norm(np.array(found, np.float64) - exact, axis=-1)
+    return norms.max() / np.sqrt((exact**2).mean() * exact.shape[-1] + 1e-300)
 
 
 def sigmoid(x):

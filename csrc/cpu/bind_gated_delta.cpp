@@ -39,9 +39,9 @@ std::tuple<mx::array, mx::array, mx::array> bind(const mx::array& qkv, const mx:
   call.b_type = type_of(b);
   call.conv_type = type_of(conv_state);
   auto out = ttd::call("gated_delta", {qkv, a, b, conv_state, conv_weight, a_log, dt_bias, state},
-                       {{{qkv.shape(0), heads, state.shape(1)}, mx::float32},
-                        {conv_state.shape(), conv_state.dtype()},
-                        {state.shape(), mx::float32, 7}},
+                       {{state.shape(), mx::float32, 7},
+                        {{qkv.shape(0), heads, state.shape(1)}, mx::float32},
+                        {conv_state.shape(), conv_state.dtype()}},
                        [call](const Arrays& in, Arrays& out) mutable {
                          call.x = in[0].data<void>();
                          call.a = in[1].data<void>();
@@ -51,12 +51,12 @@ std::tuple<mx::array, mx::array, mx::array> bind(const mx::array& qkv, const mx:
                          call.a_log = in[5].data<float>();
                          call.dt_bias = in[6].data<float>();
                          call.state = in[7].data<float>();
-                         call.out = out[0].data<float>();
-                         call.new_conv_state = out[1].data<void>();
-                         call.new_state = out[2].data<float>();
+                         call.new_state = out[0].data<float>();
+                         call.out = out[1].data<float>();
+                         call.new_conv_state = out[2].data<void>();
                          gated_delta(call);
                        });
-  return {out[0], out[1], out[2]};
+  return {out[1], out[2], out[0]};
 }
 
 }  // namespace

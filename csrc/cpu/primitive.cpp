@@ -43,10 +43,13 @@ mx::array contiguous(const mx::array& a, mx::cpu::CommandEncoder& encoder) {
   return copy;
 }
 
+// Arrays that a Native call fills besides its output, until a Beside takes each over.
+using Side = std::shared_ptr<Arrays>;
+
 class Native : public mx::Primitive {
  public:
-  Native(mx::Stream stream, const char* name, std::vector<int> donors, Body body)
-      : mx::Primitive(stream), name_(name), donors_(std::move(donors)), body_(std::move(body)) {}
+  Native(mx::Stream stream, const char* name, std::vector<int> donors, Side side, Body body)
+      : mx::Primitive(stream), name_(name), donors_(std::move(donors)), side_(std::move(side)), body_(std::move(body)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -55,15 +58,22 @@ class Native : public mx::Primitive {
       from.push_back(mx::array::unsafe_weak_copy(contiguous(input, encoder)));
       encoder.set_input_array(from.back());
     }
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      const int donor = donors_[i];
+    const auto give = [&](mx::array& output, int donor) {
       if (donor >= 0 && inputs[donor].is_donatable() && inputs[donor].flags().row_contiguous &&
           inputs[donor].data_size() == inputs[donor].size())
-        outputs[i].copy_shared_buffer(inputs[donor]);
+        output.copy_shared_buffer(inputs[donor]);
       else
-        outputs[i].set_data(mx::allocator::malloc(outputs[i].nbytes()));
-      encoder.set_output_array(outputs[i]);
+        output.set_data(mx::allocator::malloc(output.nbytes()));
+      encoder.set_output_array(output);
+    };
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      give(outputs[i], donors_[i]);
       to.push_back(mx::array::unsafe_weak_copy(outputs[i]));
+    }
+    // Held until the body has run, whatever becomes of the Beside.
+    for (size_t i = 0; side_ && i < side_->size(); ++i) {
+      give((*side_)[i], -1);
+      to.push_back((*side_)[i]);
     }
     encoder.dispatch([body = body_, from = std::move(from), to = std::move(to)]() mutable { body(from, to); });
   }
@@ -78,24 +88,61 @@ class Native : public mx::Primitive {
  private:
   const char* name_;
   std::vector<int> donors_;
+  Side side_;
   Body body_;
+};
+
+// An output of the Native call that its one input came from.
+class Beside : public mx::Primitive {
+ public:
+  Beside(mx::Stream stream, const char* name, Side side, size_t index)
+      : mx::Primitive(stream), name_(name), side_(std::move(side)), index_(index) {}
+
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
+    mx::array& made = (*side_)[index_];
+    outputs[0].copy_shared_buffer(made);
+    made = mx::array::unsafe_weak_copy(made);
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error(std::string("[mlx_ttd] ") + name_ + " is a CPU operation.");
+  }
+
+  const char* name() const override { return name_; }
+
+ private:
+  const char* name_;
+  Side side_;
+  size_t index_;
 };
 
 }  // namespace
 
 Arrays call(const char* name, Arrays inputs, std::vector<Output> outputs, Body body) {
+  const auto stream = mx::default_stream(mx::Device::cpu);
   std::vector<mx::Shape> shapes;
   std::vector<mx::Dtype> dtypes;
   std::vector<int> donors;
-  for (const auto& output : outputs) {
-    shapes.push_back(output.shape);
-    dtypes.push_back(output.dtype);
-    donors.push_back(output.donor);
+  // MLX lets an input's memory go only when one array holds the input, and the outputs of one primitive all hold it. So
+  // a donor's heir is the only output of its primitive, and the others are made beside it.
+  const bool apart = outputs.size() > 1 && outputs[0].donor >= 0;
+  const size_t own = apart ? 1 : outputs.size();
+  for (size_t i = 0; i < own; ++i) {
+    shapes.push_back(outputs[i].shape);
+    dtypes.push_back(outputs[i].dtype);
+    donors.push_back(outputs[i].donor);
   }
-  const auto stream = mx::default_stream(mx::Device::cpu);
-  return mx::array::make_arrays(std::move(shapes), std::move(dtypes),
-                                std::make_shared<Native>(stream, name, std::move(donors), std::move(body)),
-                                std::move(inputs));
+  Side side;
+  if (apart) {
+    side = std::make_shared<Arrays>();
+    for (size_t i = 1; i < outputs.size(); ++i) side->emplace_back(outputs[i].shape, outputs[i].dtype, nullptr, Arrays{});
+  }
+  auto made = mx::array::make_arrays(
+      std::move(shapes), std::move(dtypes),
+      std::make_shared<Native>(stream, name, std::move(donors), side, std::move(body)), std::move(inputs));
+  for (size_t i = 1; apart && i < outputs.size(); ++i)
+    made.emplace_back(outputs[i].shape, outputs[i].dtype, std::make_shared<Beside>(stream, name, side, i - 1), Arrays{made[0]});
+  return made;
 }
 
 Type type_of(const mx::array& a) {

@@ -17,7 +17,7 @@ using Body = std::function<void(const Arrays& inputs, Arrays& outputs)>;
 struct Output {
   mlx::core::Shape shape;
   mlx::core::Dtype dtype;
-  int donor = -1;  // the input whose memory this output may take over, when no one else holds it
+  int donor = -1;  // of the first output: the input whose memory it may take over, when no one else holds that
 };
 
 // A lazy call of `body`, which runs on the stream's thread; what it throws surfaces at mx.eval as RuntimeError.

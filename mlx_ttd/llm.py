@@ -72,6 +72,7 @@ class LLM:
         self._tokenizer: Tokenizer | None = None
         self._turns = Turns()
         self._first_token_seconds: float | None = None
+        self.last_response: Response | None = None
         self.load_seconds = time.perf_counter() - started
 
     @property
@@ -118,10 +119,15 @@ class LLM:
         return self._turns.run(self._stream(prompt, generation_options(options), Record()))
 
     def generate(self, prompt: Prompt, **options: Any) -> Response:
-        """Generate to the end. As `stream`."""
+        """Generate to the end. As `stream`. What there was before an interrupt is then in `last_response`."""
         record = Record()
-        chunks = list(self._turns.run(self._stream(prompt, generation_options(options), record)))
-        return record.response(chunks)
+        try:
+            for _ in self._turns.run(self._stream(prompt, generation_options(options), record)):
+                pass
+        finally:
+            self.last_response = record.response() if record.chunks else None
+        assert self.last_response is not None
+        return self.last_response
 
     def score(self, prompt: Prompt, continuation: str | Sequence[int], **options: Any) -> Response:
         """Teacher forcing: `response.logprobs` are the natural log p of each token of `continuation` after `prompt`.
@@ -162,7 +168,7 @@ class LLM:
         try:
             for count, step in enumerate(steps, 1):
                 chunk = text.add(step, last=count == limit)
-                record.add(step)
+                record.add(step, chunk)
                 if count == 1:
                     line.clear()
                     self._first_token_seconds = record.first - record.started
@@ -173,8 +179,8 @@ class LLM:
         except GeneratorExit:
             raise
         except BaseException:
-            # A step that was cut short leaves layers at different positions: the state cannot be continued.
-            self._running = None
+            if not running.whole:
+                self._running = None
             line.clear()
             raise
 

@@ -182,7 +182,53 @@ def test_an_interrupt_in_a_step_leaves_the_next_call_good(llm):
     llm._running = None
     with pytest.raises(KeyboardInterrupt):
         llm.generate(ids(20), max_tokens=5, processors=[interrupt])
+    assert llm.last_response is None
     assert llm.generate(ids(20), max_tokens=5).digest == wanted
+
+
+def interrupted(llm, wanted, **options):
+    with pytest.raises(KeyboardInterrupt):
+        fresh(llm, "In the beginning", max_tokens=12, **options)
+    kept = llm.last_response
+    assert (kept.finish_reason, kept.tokens) == ("interrupted", wanted.tokens[:7])
+    assert kept.text
+    assert wanted.text.startswith(kept.text)
+
+
+def test_an_interrupt_between_steps_leaves_the_text_and_the_state(llm):
+    wanted = fresh(llm, "In the beginning", max_tokens=12)
+    prompt = llm.encode("In the beginning")
+
+    def interrupt(tokens, logits):
+        if len(tokens) == len(prompt) + 7:
+            raise KeyboardInterrupt
+        return logits
+
+    interrupted(llm, wanted, processors=[interrupt])
+    rest = llm.generate([*prompt, *wanted.tokens[:8]], max_tokens=4)
+    assert rest.cached_tokens == len(prompt) + 7
+    assert rest.tokens == wanted.tokens[8:]
+    assert rest.logits_digest == wanted.logits_digest
+    assert llm.last_response == rest
+
+
+def test_an_interrupt_within_a_step_leaves_the_text(llm, monkeypatch):
+    wanted = fresh(llm, "In the beginning", max_tokens=12)
+    prompt, layer = llm.encode("In the beginning"), llm.model.layers[2]
+    feed_forward = layer._feed_forward
+
+    def interrupt(x, mode):
+        # The first layers are ahead of the last.
+        if len(llm._running.tokens) == len(prompt) + 6:
+            raise KeyboardInterrupt
+        return feed_forward(x, mode)
+
+    monkeypatch.setattr(layer, "_feed_forward", interrupt)
+    interrupted(llm, wanted)
+    monkeypatch.undo()
+    again = llm.generate([*prompt, *wanted.tokens[:8]], max_tokens=4)
+    assert again.cached_tokens == 0
+    assert again.tokens == wanted.tokens[8:]
 
 
 def test_an_interrupt_while_arrays_are_handed_over_is_not_lost():

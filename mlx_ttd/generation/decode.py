@@ -31,6 +31,11 @@ class Running:
     sampled: int | None = None
     marked: int = 0
 
+    @property
+    def whole(self) -> bool:
+        """Whether every layer has seen the tokens and no more, which a step that was cut short leaves undone."""
+        return all(layer.offset == len(self.tokens) for layer in self.state)
+
     def mark(self, at: int) -> None:
         """Make the state that is reached after `at` tokens, more than there are now, the one to go back to; 0: none."""
         self.marked = at
@@ -97,6 +102,7 @@ def decode(sequence: Running, token: int, counters: Counters) -> mx.array:
     logits = model.logits(hidden, "decode")[0]
     mx.eval(logits, [layer.state for layer in sequence.state])
     sequence.tokens.append(token)
+    sequence.sampled = None
     counters.decode_steps += 1
     counters.host_syncs += 1
     return logits

@@ -15,7 +15,7 @@ import numpy as np
 
 from .decode import Step
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "interrupted"]
 
 
 def token_digest(tokens: Sequence[int]) -> str:
@@ -48,7 +48,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Response:
-    """A finished generation.
+    """A finished generation, or what there was of one before an exception: then finish_reason is "interrupted".
 
     digest: of `tokens`; logits_digest: of the last step's logits f32 [vocab]. Seconds are wall time: to the first
     token, and of all steps after it. peak_bytes: peak resident set of the process.
@@ -94,29 +94,33 @@ class Record:
         self.started = time.perf_counter()
         self.first = self.last = self.started
         self.logits: mx.array | None = None
+        self.chunks: list[Chunk] = []
         self.seconds: list[float] = []
         self.misses: list[int] = []
 
     def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
         self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
 
-    def add(self, step: Step) -> None:
+    def add(self, step: Step, chunk: Chunk) -> None:
         self.last = time.perf_counter()
         if not self.tokens:
             self.first = self.last
         self.tokens.append(step.token)
+        self.chunks.append(chunk)
         self.logits = step.logits
         self.seconds.append(step.seconds)
         self.misses.append(step.misses)
 
-    def response(self, chunks: Sequence[Chunk]) -> Response:
+    def response(self) -> Response:
+        """Of at least one step."""
+        chunks = self.chunks
         logprobs = [p for chunk in chunks if chunk.logprobs is not None for p in chunk.logprobs]
         return Response(
             text="".join(chunk.text for chunk in chunks),
             tokens=tuple(self.tokens),
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
-            finish_reason=chunks[-1].finish_reason or "length",
+            finish_reason=chunks[-1].finish_reason or "interrupted",
             digest=token_digest(self.tokens),
             logits_digest=array_digest(np.array(self.logits)),
             first_token_seconds=self.first - self.started,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -39,13 +38,14 @@ from .store import Store
 from .store_paths import store_name
 from .streaming import ExpertProvider, Governor, Ledger, machine_reading, show_size
 from .text import Tokenizer
+from .warm_up import warm_up
 
 
 class LLM:
     """A loaded model. Use `load` to make one; it is also a context manager that closes itself."""
 
     def __init__(self, store: Store, options: Options, beside: LLM | None = None):
-        started = time.perf_counter()
+        started = kernels.working_clock()
         force_backend(options.backend)
         self.store, self.options, self.name = store, options, store_name(store.path)
         self.context = min(options.context, store.spec.max_context)
@@ -73,7 +73,9 @@ class LLM:
         self._turns = Turns()
         self._first_token_seconds: float | None = None
         self.last_response: Response | None = None
-        self.load_seconds = time.perf_counter() - started
+        if options.warm_up:
+            warm_up(self.model, self.provider, self.counters, ProgressLine("making kernels ready", options.progress))
+        self.load_seconds = kernels.working_clock() - started
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -139,6 +141,7 @@ class LLM:
         return self.generate(prompt, force=check_ids(ids, self.store.spec.vocab), logprobs=True, **options)
 
     def _stream(self, prompt: Prompt, options: GenerationOptions, record: Record) -> Generator[Chunk, None, None]:
+        began = kernels.working_clock()
         ids, mark = self._encode_on(prompt, options)
         needed = len(ids) + max(0, len(options.force) - 1)
         if needed > self.context:
@@ -171,7 +174,7 @@ class LLM:
                 record.add(step, chunk)
                 if count == 1:
                     line.clear()
-                    self._first_token_seconds = record.first - record.started
+                    self._first_token_seconds = kernels.working_clock() - began
                 yield chunk
                 if chunk.finish_reason is not None:
                     break
@@ -203,6 +206,7 @@ class LLM:
             dict(kernels.used),
             self.load_seconds,
             self._first_token_seconds,
+            kernels.compile_seconds(),
             peak_bytes(),
         )
         if reset:

@@ -38,6 +38,9 @@ class Options:
         0, "prompt tokens that pass a layer together, rounded to 256; 0: what memory holds", low=0, high=1 << 22
     )
     backend: str = _option("auto", "implementation of every kernel", ("auto", "native", "gpu", "reference"))
+    warm_up: bool = _option(
+        False, "compile when loading what a first prompt and its first tokens need, and fill slots meanwhile"
+    )
     stores: str = _option("~/.cache/mlx_ttd", "directory where the store of a hub id OWNER/NAME is OWNER/NAME.ttd")
     progress: bool = _option(
         True, "a line while weights or a long prompt are read, on a terminal or in a notebook, nowhere else"

@@ -19,8 +19,9 @@ class Stats:
     """What a model did since it was loaded or last reset, what it holds, and with which options and kernels it runs.
 
     options: the effective ones. kernels: the implementation that ran, by operation, "native", "gpu" or "reference".
-    load_seconds; first_token_seconds: from the last call to its first token, None before one. peak_bytes: peak
-    resident set of the process.
+    load_seconds; first_token_seconds: from the last call to its first token, None before one; both without the time
+    that kernels took to be compiled or loaded, which is compile_seconds, the process's so far, None where none was.
+    peak_bytes: peak resident set of the process.
     """
 
     counters: Counters
@@ -29,6 +30,7 @@ class Stats:
     kernels: Mapping[str, str]
     load_seconds: float
     first_token_seconds: float | None
+    compile_seconds: float | None
     peak_bytes: int
 
     @property
@@ -50,6 +52,8 @@ class Stats:
         }
         if first is not None:
             found["first token"] = f"{first:.2f} s"
+        if self.compile_seconds is not None:
+            found["compiling"] = f"{self.compile_seconds:.2f} s"
         if self.hit_rate is not None:
             found["experts in memory"] = f"{counts.hits:,} of {counts.requests:,} requests ({self.hit_rate:.0%})"
             found["experts read"] = show_size(counts.bytes_read)

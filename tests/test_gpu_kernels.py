@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ import mlx_ttd
 from benchmarks import gpu_checks
 from mlx_ttd import kernels
 from mlx_ttd.errors import KernelError
-from mlx_ttd.kernels import Weight, backend, gpu, gpu_experts, gpu_linear
+from mlx_ttd.kernels import Weight, backend, first_use, gpu, gpu_experts, gpu_linear
 from mlx_ttd.spec import Quantisation, RecordLayout, record_layout
 
 REASON = metal_sim.why_not()
@@ -200,6 +201,21 @@ def simulated(monkeypatch: pytest.MonkeyPatch):
     with kernels.forced("gpu"):
         yield
     gpu._compiled.cache_clear()
+
+
+def test_the_first_use_of_a_text_is_timed_and_announced_once(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_use, "_seconds", {})
+    assert kernels.compile_seconds() is None
+    names: list[str] = []
+    with kernels.announcing(names.append):
+        before, clock = time.perf_counter(), kernels.working_clock()
+        CASES["swiglu"]()
+        once = kernels.compile_seconds()
+        CASES["swiglu"]()
+    assert names == ["swiglu"]
+    assert once is not None
+    assert 0 < once == kernels.compile_seconds()
+    assert kernels.working_clock() - clock <= time.perf_counter() - before - once
 
 
 def arrays(result: Any) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ import pytest
 from test_hub import REPO, hub  # noqa: F401
 
 import mlx_ttd
-from mlx_ttd import progress_line
+from mlx_ttd import kernels, progress_line
 from mlx_ttd.errors import BudgetError, BusyError, KernelError, OptionError, StoreError
 from mlx_ttd.kernels import native_status
 from mlx_ttd.options import Options
@@ -172,6 +172,34 @@ def test_no_progress_where_it_is_not_wanted_or_seen(terminal, monkeypatch):
         sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel="a Jupyter kernel"))
     )
     assert ProgressLine("working").visible
+
+
+@pytest.mark.parametrize("slots", [6, 24])
+def test_warming_up_fills_slots_and_changes_nothing_else(slots):
+    with mlx_ttd.load("demo", MEMORY, slots=slots) as llm:
+        wanted = llm.generate("In the beginning", max_tokens=8)
+    with mlx_ttd.load("demo", MEMORY, slots=slots, warm_up=True) as llm:
+        before = llm.stats().counters
+        assert (before.requests, before.decode_steps, before.prefill_tokens, before.bytes_read) == (0, 0, 0, 0)
+        assert before.resident_bytes > 0
+        found = llm.generate("In the beginning", max_tokens=8)
+        counts = llm.stats().counters
+        assert (found.digest, found.logits_digest) == (wanted.digest, wanted.logits_digest)
+        assert counts.misses == 0 if slots == 24 else counts.hits > 0
+    with mlx_ttd.load("demo", MEMORY, context=1, warm_up=True) as llm:
+        assert llm.generate([1], max_tokens=1).tokens
+
+
+def test_compiling_is_told_apart_and_absent_where_there_was_none(monkeypatch):
+    monkeypatch.setattr(kernels.first_use, "_seconds", {})
+    with mlx_ttd.load("demo", MEMORY, slots=6) as llm:
+        llm.generate("And", max_tokens=1)
+        assert llm.stats().compile_seconds is None
+        assert "compiling" not in str(llm.stats())
+        with kernels.first_use.first_use("a kernel"):
+            pass
+        assert llm.stats().compile_seconds > 0
+        assert "compiling" in str(llm.stats())
 
 
 def test_representations_can_be_read():

@@ -22,6 +22,7 @@ from .attention import attention
 from .backend import Mode, chosen, device_kind, forced, set_backend, used
 from .bank import bank_write
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
+from .first_use import announcing, compile_seconds, working_clock
 from .gated_delta import GatedDelta, gated_delta
 from .gates import sigmoid_scaled, swiglu, swiglu_linear
 from .gpu import require_simd_width
@@ -44,10 +45,12 @@ __all__ = [
     "Records",
     "SharedExpert",
     "Weight",
+    "announcing",
     "attention",
     "bank_write",
     "chosen",
     "combine",
+    "compile_seconds",
     "device_kind",
     "expert_contributions",
     "expert_ffn",
@@ -75,4 +78,5 @@ __all__ = [
     "to_device",
     "to_host",
     "used",
+    "working_clock",
 ]

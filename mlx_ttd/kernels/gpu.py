@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import KernelError
 from .backend import device_kind
+from .first_use import first_use
 from .gpu_text import kernel_text, read_text, words
 
 SIMD_WIDTH = 32
@@ -54,26 +55,42 @@ def staged_bytes(cols: int) -> int:
     return cols * 4 + cols // 2 + 128
 
 
+@dataclass(eq=False)
+class Variant:
+    """A kernel with the template values that its body names: compilers warn of others, and MLX would compile once for
+    each of theirs. used: whether it has run."""
+
+    kernel: Callable[..., list[mx.array]]
+    template: list[tuple[str, int | bool | mx.Dtype]]
+    used: bool = False
+
+
 @cache
-def _compiled(text: Text, kind: str, dtypes: tuple[mx.Dtype, ...]) -> Callable[..., list[mx.array]]:
+def _compiled(text: Text, kind: str, dtypes: tuple[mx.Dtype, ...], template: Template) -> Variant:
     header, body = kernel_text(text.name, (f"prelude_{kind}.h", *text.headers))
     # MLX keeps compiled code by name, so no two texts may share one.
     digest = hashlib.sha256("\0".join((header, body, *map(str, dtypes))).encode()).hexdigest()[:12]
     make: Any = mx.fast.metal_kernel if kind == "metal" else mx.fast.cuda_kernel
-    return make(
+    named = words(read_text(f"{text.name}.metal"))
+    kernel = make(
         name=f"ttd_{text.name}_{digest}",
         input_names=list(text.inputs),
         output_names=list(text.outputs),
         header=header,
         source=body,
     )
+    return Variant(kernel, [value for value in template if value[0] in named])
 
 
-@cache
-def _named(text: Text, template: Template) -> list[tuple[str, int | bool | mx.Dtype]]:
-    """The values that the body names: compilers warn of others, and MLX would compile once for each of theirs."""
-    named = words(read_text(f"{text.name}.metal"))
-    return [value for value in template if value[0] in named]
+def _use_first(name: str, variant: Variant, inputs: Sequence[mx.array], outputs: Sequence[mx.array]) -> None:
+    try:
+        mx.eval(inputs)
+    except ValueError:
+        # Inside mx.compile nothing can be evaluated; the texts of such graphs have run outside of them before.
+        return
+    with first_use(name):
+        mx.eval(outputs)
+    variant.used = True
 
 
 def _padded(x: mx.array) -> mx.array:
@@ -89,16 +106,20 @@ def launch(
     outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
 ) -> list[mx.array]:
     """Lazy outputs (shape, dtype) of `text` run over `threadgroups` of `simdgroups` x 32 threads each."""
-    kernel = _compiled(text, device_kind(), tuple(x.dtype for x in inputs))
+    variant = _compiled(text, device_kind(), tuple(x.dtype for x in inputs), template)
     threads = simdgroups * SIMD_WIDTH
-    return kernel(
-        inputs=[_padded(x) for x in inputs],
-        template=_named(text, template),
+    padded = [_padded(x) for x in inputs]
+    found = variant.kernel(
+        inputs=padded,
+        template=variant.template,
         grid=(threadgroups[0] * threads, *threadgroups[1:]),
         threadgroup=(threads, 1, 1),
         output_shapes=[shape for shape, _ in outputs],
         output_dtypes=[dtype for _, dtype in outputs],
     )
+    if not variant.used:
+        _use_first(text.name, variant, padded, found)
+    return found
 
 
 @cache

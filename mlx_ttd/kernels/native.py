@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from .backend import device_kind
+from .first_use import first_use
 
 log = logging.getLogger("mlx_ttd")
 FLOATS = (mx.float32, mx.bfloat16, mx.float16)
@@ -41,7 +42,8 @@ def extension() -> ModuleType | None:
     """`mlx_ttd._native`, or None after saying once, where a CPU would have used it, why and what that costs."""
     reason = _missing()
     if reason is None:
-        return importlib.import_module("mlx_ttd._native")
+        with first_use("native"):
+            return importlib.import_module("mlx_ttd._native")
     if device_kind() == "cpu":
         log.warning("%s: on this CPU the plain MLX operations serve, tens of times slower; reinstall mlx_ttd.", reason)
     return None

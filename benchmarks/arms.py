@@ -19,23 +19,14 @@ def load_options(given: Sequence[str]) -> dict[str, Any]:
     return {name: int(value) if value.isdecimal() else value for name, value in pairs}
 
 
-class Resident:
-    """This library on a store, every expert in memory. Prompts are random tokens."""
+class Streamed:
+    """This library on a store, within a budget. Prompts are random tokens."""
 
-    def __init__(self, store: str, context: int, options: dict[str, Any]):
-        spec = mlx_ttd.info(store)
-        slots = spec["experts"]
-        least = mlx_ttd.info(store, slots=slots, context=context)["least_bytes"]
-        fixed = {"slots": slots, "context": context, "verify": "off", "progress": False}
-        self.llm = mlx_ttd.load(store, memory=least + 10**9, **fixed, **options)
+    def __init__(self, store: str, memory: int, context: int, options: dict[str, Any]):
+        fixed = {"context": context, "verify": "off", "progress": False}
+        self.llm = mlx_ttd.load(store, memory=memory, **fixed | options)
         self.draws = np.random.default_rng(1)
         self.tokens: list[int] = []
-        provider = self.llm.provider
-        while not all(bank.everything_resident for bank in provider.banks):
-            before = sum(int((bank.slot_of >= 0).sum()) for bank in provider.banks)
-            self.prefill(min(2048, context - 1))
-            if sum(int((bank.slot_of >= 0).sum()) for bank in provider.banks) == before:
-                raise RuntimeError("a prompt wanted no new expert and some are not in memory; write a store of skew 0.")
 
     def prefill(self, count: int) -> float:
         """Seconds to the first token of a fresh prompt of `count` tokens."""
@@ -62,6 +53,21 @@ class Resident:
             "host_syncs": counts.host_syncs,
             "hit_rate": stats.hit_rate,
         }
+
+
+class Resident(Streamed):
+    """This library on a store, every expert in memory."""
+
+    def __init__(self, store: str, context: int, options: dict[str, Any]):
+        slots = mlx_ttd.info(store)["experts"]
+        least = mlx_ttd.info(store, slots=slots, context=context)["least_bytes"]
+        super().__init__(store, least + 10**9, context, {"slots": slots, **options})
+        provider = self.llm.provider
+        while not all(bank.everything_resident for bank in provider.banks):
+            before = sum(int((bank.slot_of >= 0).sum()) for bank in provider.banks)
+            self.prefill(min(2048, context - 1))
+            if sum(int((bank.slot_of >= 0).sum()) for bank in provider.banks) == before:
+                raise RuntimeError("a prompt wanted no new expert and some are not in memory; write a store of skew 0.")
 
 
 def _serve(make: Callable[..., Any], arguments: tuple[Any, ...], link: Connection) -> None:

@@ -2,7 +2,7 @@
 
 `Block(name, effective)` before measuring notes the state of the machine; figures go into `results`, lines that are no
 figures (cache state, floors, digests) through `note`; `finish(path, keep)` prints, writes {"machine", "results", ...}
-to `path` and, with `keep`, to RESULTS.json.
+to `path` and, with `keep`, to RESULTS.json: in place of the last run, or of its `part` that was measured again.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Block:
         lines += [f"  {name:<40}{value:>14.4f}" for name, value in self.results.items()]
         return "\n".join([f"```\nbenchmarks.{self.benchmark}, {date.today().isoformat()}", *lines, "```"])
 
-    def finish(self, path: Path | None = None, keep: bool = False) -> None:
-        """Print the block; write `path`; with `keep`, make this the benchmark's entry in RESULTS.json."""
+    def finish(self, path: Path | None = None, keep: bool = False, part: bool = False) -> None:
+        """Print the block; write `path`; with `keep`, make this the entry in RESULTS.json, or `part` of it."""
         after = machine_state(self.folder)
         print(self.text(after), flush=True)
         entry = {"machine": self.machine, "noisy": self.noisy(after), "results": self.results}
@@ -127,13 +127,21 @@ class Block:
             extra = {"effective": self.effective, "notes": dict(self.notes)}
             path.write_text(json.dumps(entry | state | extra, indent=1) + "\n")
         if keep:
-            record(self.benchmark, entry)
+            record(self.benchmark, entry, part=part)
 
 
-def record(benchmark: str, entry: Mapping[str, Any], path: Path = RESULTS) -> None:
-    """Replace one benchmark's entry in RESULTS.json, dated, with the commit; the others stay."""
+def record(benchmark: str, entry: Mapping[str, Any], path: Path = RESULTS, part: bool = False) -> None:
+    """Replace one benchmark's entry in RESULTS.json, dated, with the commit; the others stay.
+
+    With `part` its results that were not measured again stay too; "earlier" has the run of each.
+    """
     kept = json.loads(path.read_text()) if path.exists() else {}
-    kept[benchmark] = {**entry, "date": date.today().isoformat(), "commit": commit()}
+    new = {**entry, "date": date.today().isoformat(), "commit": commit()}
+    if part and (last := kept.get(benchmark)):
+        runs = {name: [last["date"], last["commit"]] for name in last["results"]} | last.get("earlier", {})
+        new["earlier"] = {name: run for name, run in runs.items() if name not in entry["results"]}
+        new["results"] = last["results"] | entry["results"]
+    kept[benchmark] = new
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
     os.replace(draft, path)

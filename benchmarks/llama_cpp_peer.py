@@ -149,11 +149,12 @@ def write_gguf(spec: ModelSpec, path: Path, seed: int = 0) -> Path:
 class LlamaCpp:
     """A loaded GGUF file, driven as llama-bench does: random tokens, no sampling, its own defaults.
 
+    mapped: read from the file when touched; weights are not repacked then, since that copies all of them into memory.
     GCC 12 loses the AMX tile configuration of llama.cpp, which then ends on an illegal instruction: build it with
     CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'".
     """
 
-    def __init__(self, path: str, threads: int, context: int):
+    def __init__(self, path: str, threads: int, context: int, mapped: bool = False):
         import llama_cpp
 
         self.api, self.draws = llama_cpp, np.random.default_rng(1)
@@ -161,8 +162,9 @@ class LlamaCpp:
         llama_cpp.llama_log_set(self.silence, None)
         llama_cpp.llama_backend_init()
         model = llama_cpp.llama_model_default_params()
-        model.use_mmap = False
+        model.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if mapped else llama_cpp.LLAMA_LOAD_MODE_NONE
         assert model.use_extra_bufts, "weight repacking must be on"
+        model.use_extra_bufts = not mapped
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), model)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = context, 2048, 512

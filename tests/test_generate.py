@@ -217,11 +217,11 @@ def test_an_interrupt_within_a_step_leaves_the_text(llm, monkeypatch):
     prompt, layer = llm.encode("In the beginning"), llm.model.layers[2]
     feed_forward = layer._feed_forward
 
-    def interrupt(x, mode):
+    def interrupt(residual, x, mode):
         # The first layers are ahead of the last.
         if len(llm._running.tokens) == len(prompt) + 6:
             raise KeyboardInterrupt
-        return feed_forward(x, mode)
+        return feed_forward(residual, x, mode)
 
     monkeypatch.setattr(layer, "_feed_forward", interrupt)
     interrupted(llm, wanted)

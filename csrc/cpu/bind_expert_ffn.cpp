@@ -2,7 +2,6 @@
 
 #include "bindings.h"
 #include "combine.h"
-#include "expert_ffn.h"
 
 namespace nb = nanobind;
 namespace mx = mlx::core;
@@ -29,52 +28,18 @@ Part part(int64_t rows, int64_t cols, int bits, int group, const std::string& sc
   return {m, codes, scales, biases};
 }
 
-struct Layout {
-  Part gate_up, down;
-};
-
-void check(const ExpertFfn& call) {
-  if (const char* what = problem(call))
-    throw std::invalid_argument(std::string("Expert records cannot be multiplied: ") + what + ".");
-}
-
 mx::array bind(const mx::array& x, const mx::array& records, const mx::array& slot_of, const mx::array& chosen,
                const std::optional<mx::array>& weights, const Layout& layout, const std::optional<mx::array>& sums) {
-  const int hidden = static_cast<int>(layout.down.matrix.rows);
-  require(x.ndim() == 2 && x.shape(1) == hidden, "x must be [tokens, " + std::to_string(hidden) + "].");
-  require(records.ndim() == 2 && records.dtype() == mx::uint8, "records must be uint8 [slots, stride].");
-  require(slot_of.ndim() == 1 && slot_of.dtype() == mx::int32, "slot_of must be int32 [experts].");
-  require(chosen.ndim() == 2 && chosen.dtype() == mx::int32 && chosen.shape(0) == x.shape(0),
-          "rows must be int32 [tokens, choices].");
+  ExpertFfn call = expert_call(x, records, slot_of, chosen, layout);
   require(!weights || (weights->shape() == chosen.shape() && weights->dtype() == mx::float32),
           "weights must be float32 with the shape of rows.");
   require(!sums || (weights && sums->dtype() == mx::float32 && sums->shape() == x.shape()),
           "acc must be float32 [tokens, hidden], and comes with weights.");
-
-  ExpertFfn call{};
-  call.gate_up = layout.gate_up;
-  call.down = layout.down;
-  call.slots = records.shape(0);
-  call.stride = records.shape(1);
-  call.experts = slot_of.shape(0);
-  call.tokens = chosen.shape(0);
-  call.choices = chosen.shape(1);
-  call.x_type = type_of(x);
   call.accumulate = sums.has_value();
-  const bool known = slot_of.is_available() && chosen.is_available() && slot_of.flags().row_contiguous && chosen.flags().row_contiguous;
-  ExpertFfn first = call;
-  if (known) {
-    first.slot_of = slot_of.data<int32_t>();
-    first.chosen = chosen.data<int32_t>();
-  } else {
-    first.experts = first.tokens = 0;
-  }
-  check(first);
-
   Arrays inputs{x, records, slot_of, chosen};
   if (weights) inputs.push_back(*weights);
   if (sums) inputs.push_back(*sums);
-  mx::Shape shape = weights ? x.shape() : mx::Shape{chosen.shape(0), chosen.shape(1), hidden};
+  mx::Shape shape = weights ? x.shape() : mx::Shape{chosen.shape(0), chosen.shape(1), x.shape(1)};
   return ttd::call("expert_ffn", std::move(inputs), {{std::move(shape), mx::float32, sums ? 5 : -1}},
                    [call](const Arrays& in, Arrays& out) mutable {
                      call.x = in[0].data<void>();
@@ -106,6 +71,40 @@ mx::array bind_combine(const mx::array& contributions, const mx::array& weights)
 }
 
 }  // namespace
+
+void check(const ExpertFfn& call) {
+  if (const char* what = problem(call))
+    throw std::invalid_argument(std::string("Expert records cannot be multiplied: ") + what + ".");
+}
+
+ExpertFfn expert_call(const mx::array& x, const mx::array& records, const mx::array& slot_of, const mx::array& chosen,
+                      const Layout& layout) {
+  const int hidden = static_cast<int>(layout.down.matrix.rows);
+  require(x.ndim() == 2 && x.shape(1) == hidden, "x must be [tokens, " + std::to_string(hidden) + "].");
+  require(records.ndim() == 2 && records.dtype() == mx::uint8, "records must be uint8 [slots, stride].");
+  require(slot_of.ndim() == 1 && slot_of.dtype() == mx::int32, "slot_of must be int32 [experts].");
+  require(chosen.ndim() == 2 && chosen.dtype() == mx::int32 && chosen.shape(0) == x.shape(0),
+          "rows must be int32 [tokens, choices].");
+  ExpertFfn call{};
+  call.gate_up = layout.gate_up;
+  call.down = layout.down;
+  call.slots = records.shape(0);
+  call.stride = records.shape(1);
+  call.experts = slot_of.shape(0);
+  call.tokens = chosen.shape(0);
+  call.choices = chosen.shape(1);
+  call.x_type = type_of(x);
+  const bool known = slot_of.is_available() && chosen.is_available() && slot_of.flags().row_contiguous && chosen.flags().row_contiguous;
+  ExpertFfn first = call;
+  if (known) {
+    first.slot_of = slot_of.data<int32_t>();
+    first.chosen = chosen.data<int32_t>();
+  } else {
+    first.experts = first.tokens = 0;
+  }
+  check(first);
+  return call;
+}
 
 void bind_expert_ffn(nb::module_& m) {
   nb::class_<Part>(m, "Part", "A packed matrix within a record.")

@@ -7,17 +7,18 @@ namespace mx = mlx::core;
 namespace ttd {
 namespace {
 
-std::pair<mx::array, mx::array> bind(const mx::array& x, const mx::array& weight, const std::optional<mx::array>& scales,
-                                     const std::optional<mx::array>& biases, int bits, int group, int choices) {
+std::pair<mx::array, mx::array> bind(const mx::array& x, const Stored& weight, int choices) {
+  require_rows(x, weight);
   Router call{};
-  call.gate = stored_matrix(weight, scales, biases, bits, group);
-  require(x.ndim() == 2 && x.shape(1) == call.gate.cols, "x must be [tokens, " + std::to_string(call.gate.cols) + "].");
+  call.gate = weight.matrix;
   require(choices >= 1 && choices <= call.gate.rows, "There must be at least one choice, and no more than experts.");
   call.tokens = x.shape(0);
   call.choices = choices;
   call.x_type = type_of(x);
   const mx::Shape shape{x.shape(0), choices};
-  auto out = ttd::call("router", with_matrix({x}, weight, scales, biases), {{shape, mx::int32}, {shape, mx::float32}},
+  Arrays inputs{x};
+  add_weight(inputs, weight);
+  auto out = ttd::call("router", std::move(inputs), {{shape, mx::int32}, {shape, mx::float32}},
                        [call](const Arrays& in, Arrays& out) mutable {
                          call.x = in[0].data<void>();
                          point_at(call.gate, in, 1);
@@ -31,8 +32,7 @@ std::pair<mx::array, mx::array> bind(const mx::array& x, const mx::array& weight
 }  // namespace
 
 void bind_router(nb::module_& m) {
-  m.def("router", bind, nb::arg("x"), nb::arg("weight"), nb::arg("scales").none(), nb::arg("biases").none(), nb::arg("bits"),
-        nb::arg("group"), nb::arg("k"),
+  m.def("router", bind, nb::arg("x"), nb::arg("weight"), nb::arg("k"),
         "The k most probable rows of a stored weight for each x: ids int32 [T, k] ascending, weights f32 [T, k].");
 }
 

@@ -52,9 +52,11 @@ NB_MODULE(_native, m) {
   m.def("threads", ttd::threads, "Threads that take part in an operation.");
   m.def("set_threads", set_threads, nb::arg("count"), "Resize the thread pool.");
   ttd::bind_attention(m);
+  ttd::bind_delta_mixer(m);
   ttd::bind_expert_ffn(m);
   ttd::bind_gated_delta(m);
   ttd::bind_linear(m);
+  ttd::bind_moe(m);
   ttd::bind_norms(m);
   ttd::bind_read_pool(m);
   ttd::bind_router(m);

@@ -4,6 +4,6 @@
 
 namespace ttd {
 
-void linear(const Linear& call) { operations().linear(call); }
+void linear_all(const Linear* calls, int count) { operations().linear_all(calls, count); }
 
 }  // namespace ttd

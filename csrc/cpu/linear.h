@@ -16,7 +16,9 @@ struct Linear {
   bool prefill = false;
 };
 
-void linear(const Linear& call);
+// Products of the same x, at most `most_together`, side by side.
+constexpr int most_together = 4;
+void linear_all(const Linear* calls, int count);
 
 }  // namespace ttd
 
@@ -26,63 +28,102 @@ void linear(const Linear& call);
 
 namespace ttd::TTD_ISA {
 
-// Lays out `tokens` rows of x and returns where each lies.
-static inline const uint8_t* const* lay_out_rows(const Matrix& m, const void* x, Type type, int64_t first, int tokens) {
+// Rows of x as `multiply` reads them, and as tiles where this product runs on those.
+struct LaidOutRows {
+  const uint8_t** rows;
+  TileGroup* tiles;
+};
+
+static inline bool on_tiles(const Linear& call) { return call.prefill && tiled(call.matrix); }
+
+static inline bool laid_out_alike(const Linear& a, const Linear& b) {
+  const Matrix &m = a.matrix, &n = b.matrix;
+  if (m.format == Format::int4 || n.format == Format::int4)
+    return m.format == n.format && m.group == n.group && on_tiles(a) == on_tiles(b);
+  return true;
+}
+
+static inline void lay_out_rows(const Linear& call, int64_t first, int tokens, uint8_t* rows, const LaidOutRows& to) {
+  const Matrix& m = call.matrix;
   const int64_t size = row_size(m);
-  uint8_t* rows = scratch<uint8_t>(Scratch::inputs, tokens * size);
-  const uint8_t** at = scratch<const uint8_t*>(Scratch::pointers, tokens);
   parallel_for(tokens, [&](int64_t t) {
-    at[t] = rows + t * size;
-    with_type(type, [&](auto* kind) {
-      const auto* from = static_cast<decltype(kind)>(const_cast<void*>(x));
+    to.rows[t] = rows + t * size;
+    with_type(call.x_type, [&](auto* kind) {
+      const auto* from = static_cast<decltype(kind)>(const_cast<void*>(call.x));
       lay_out(m, from + (first + t) * m.cols, rows + t * size);
     });
   });
-  return at;
-}
-
-// The rows that lay_out_rows laid out as tiles, or null where this product does not run on tiles.
-static inline const TileGroup* lay_out_tiles(const Linear& call, const uint8_t* const* x, int tokens) {
-  const Matrix& m = call.matrix;
-  if (!call.prefill || !tiled(m)) return nullptr;
-  TileGroup* tiles = scratch<TileGroup>(Scratch::tiles, tiles_of(tokens) * tile_groups(m));
+  if (to.tiles == nullptr) return;
   parallel_for(tiles_of(tokens), [&](int64_t i) {
     const int some = tokens - 16 * i < 16 ? static_cast<int>(tokens - 16 * i) : 16;
-    lay_out_tile(m, x + 16 * i, some, tiles + i * tile_groups(m));
+    lay_out_tile(m, to.rows + 16 * i, some, to.tiles + i * tile_groups(m));
   });
-  return tiles;
 }
 
-static void linear(const Linear& call) {
-  const FloatMode mode(Denormals::kept);
-  const Matrix& m = call.matrix;
-  const int64_t rows = call.stop - call.start;
-  const int64_t blocks_per_chunk = rows > 65536 ? 8 : 1;
-  const int64_t blocks = (rows + block_rows - 1) / block_rows;
-  for (int64_t token = 0; token < call.tokens; token += block_tokens) {
-    const int count = static_cast<int>(call.tokens - token < block_tokens ? call.tokens - token : block_tokens);
-    const uint8_t* const* x = lay_out_rows(m, call.x, call.x_type, token, count);
-    const TileGroup* tiles = lay_out_tiles(call, x, count);
-    parallel_for((blocks + blocks_per_chunk - 1) / blocks_per_chunk, [&](int64_t chunk) {
-      float* products = scratch<float>(Scratch::products, block_tokens * block_rows);
-      for (int64_t block = chunk * blocks_per_chunk; block < blocks && block < (chunk + 1) * blocks_per_chunk; ++block) {
-        const int64_t first = block * block_rows;
-        const int some = static_cast<int>(rows - first < block_rows ? rows - first : block_rows);
-        if (tiles == nullptr)
-          multiply(m, call.start + first, some, x, count, products);
+// Rows [first, first + some) of a product's window for `tokens` rows of x from `token` on.
+static inline void multiply_block(const Linear& call, const LaidOutRows& x, int64_t token, int tokens, int64_t first, int some) {
+  float* products = scratch<float>(Scratch::products, block_tokens * block_rows);
+  const int64_t width = call.stop - call.start;
+  if (x.tiles == nullptr)
+    multiply(call.matrix, call.start + first, some, x.rows, tokens, products);
+  else
+    multiply_tiles(call.matrix, call.start + first, some, x.tiles, tokens, products);
+  with_type(call.out_type, [&](auto* kind) {
+    auto* out = static_cast<decltype(kind)>(call.out) + token * width + first;
+    for (int t = 0; t < tokens; ++t)
+      for (int r = 0; r < some; r += 16) {
+        const Floats value = load(products + t * block_rows + r);
+        if (some - r >= 16)
+          store(out + t * width + r, value);
         else
-          multiply_tiles(m, call.start + first, some, tiles, count, products);
-        with_type(call.out_type, [&](auto* kind) {
-          auto* out = static_cast<decltype(kind)>(call.out) + token * rows + first;
-          for (int t = 0; t < count; ++t)
-            for (int r = 0; r < some; r += 16) {
-              const Floats value = load(products + t * block_rows + r);
-              if (some - r >= 16)
-                store(out + t * rows + r, value);
-              else
-                store_some(out + t * rows + r, value, some - r);
-            }
-        });
+          store_some(out + t * width + r, value, some - r);
+      }
+  });
+}
+
+static void linear_all(const Linear* calls, int count) {
+  const FloatMode mode(Denormals::kept);
+  LaidOutRows x[most_together];
+  uint8_t* rows[most_together];
+  int alike[most_together];  // the first call whose x is laid out as this one's
+  int64_t row_bytes = 0, tile_groups_all = 0, chunks[most_together + 1] = {};
+  for (int i = 0; i < count; ++i) {
+    const Linear& call = calls[i];
+    alike[i] = 0;
+    while (alike[i] < i && !laid_out_alike(call, calls[alike[i]])) ++alike[i];
+    const int64_t blocks = (call.stop - call.start + block_rows - 1) / block_rows;
+    chunks[i + 1] = chunks[i] + (blocks > 2048 ? (blocks + 7) / 8 : blocks);
+    if (alike[i] < i) continue;
+    row_bytes += block_tokens * row_size(call.matrix);
+    if (on_tiles(call)) tile_groups_all += tiles_of(block_tokens) * tile_groups(call.matrix);
+  }
+  uint8_t* bytes = scratch<uint8_t>(Scratch::inputs, row_bytes);
+  const uint8_t** pointers = scratch<const uint8_t*>(Scratch::pointers, most_together * block_tokens);
+  TileGroup* tiles = tile_groups_all > 0 ? scratch<TileGroup>(Scratch::tiles, tile_groups_all) : nullptr;
+  for (int i = 0; i < count; ++i) {
+    const Matrix& m = calls[i].matrix;
+    rows[i] = bytes;
+    if (alike[i] < i) {
+      x[i] = x[alike[i]];
+      continue;
+    }
+    x[i] = {pointers + i * block_tokens, on_tiles(calls[i]) ? tiles : nullptr};
+    bytes += block_tokens * row_size(m);
+    if (on_tiles(calls[i])) tiles += tiles_of(block_tokens) * tile_groups(m);
+  }
+  const int64_t all = calls[0].tokens;
+  for (int64_t token = 0; token < all; token += block_tokens) {
+    const int tokens = static_cast<int>(all - token < block_tokens ? all - token : block_tokens);
+    for (int i = 0; i < count; ++i)
+      if (alike[i] == i) lay_out_rows(calls[i], token, tokens, rows[i], x[i]);
+    parallel_for(chunks[count], [&](int64_t chunk) {
+      int i = 0;
+      while (chunk >= chunks[i + 1]) ++i;
+      const int64_t width = calls[i].stop - calls[i].start, blocks = (width + block_rows - 1) / block_rows;
+      const int64_t together = blocks > 2048 ? 8 : 1, from = (chunk - chunks[i]) * together;
+      for (int64_t block = from; block < blocks && block < from + together; ++block) {
+        const int64_t first = block * block_rows;
+        multiply_block(calls[i], x[i], token, tokens, first, static_cast<int>(width - first < block_rows ? width - first : block_rows));
       }
     });
   }

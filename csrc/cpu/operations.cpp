@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "expert_ffn.h"
 #include "gated_delta.h"
+#include "gates.h"
 #include "linear.h"
 #include "norms.h"
 #include "router.h"
@@ -19,11 +20,14 @@ namespace ttd {
 extern const Operations TTD_TABLE(TTD_ISA) = {
     .attention = TTD_ISA::attention,
     .expert_ffn = TTD_ISA::expert_ffn,
+    .expert_sum = TTD_ISA::expert_sum,
     .gated_delta = TTD_ISA::gated_delta,
-    .linear = TTD_ISA::linear,
+    .linear_all = TTD_ISA::linear_all,
     .norm_rope = TTD_ISA::norm_rope,
     .rms_norm = TTD_ISA::rms_norm,
     .router = TTD_ISA::router,
+    .sigmoid_scaled = TTD_ISA::sigmoid_scaled,
+    .swiglu = TTD_ISA::swiglu,
 };
 
 }  // namespace ttd

@@ -7,20 +7,26 @@ namespace ttd {
 
 struct Attention;
 struct ExpertFfn;
+struct ExpertSum;
 struct GatedDelta;
 struct Linear;
 struct NormRope;
 struct RmsNorm;
 struct Router;
+struct SigmoidScaled;
+struct SwiGlu;
 
 struct Operations {
   void (*attention)(const Attention&);
   void (*expert_ffn)(const ExpertFfn&);
+  void (*expert_sum)(const ExpertSum&);
   void (*gated_delta)(const GatedDelta&);
-  void (*linear)(const Linear&);
+  void (*linear_all)(const Linear*, int);
   void (*norm_rope)(const NormRope&);
   void (*rms_norm)(const RmsNorm&);
   void (*router)(const Router&);
+  void (*sigmoid_scaled)(const SigmoidScaled&);
+  void (*swiglu)(const SwiGlu&);
 };
 
 }  // namespace ttd

@@ -23,7 +23,7 @@ void parallel_for(int64_t chunks, F&& f) {
 }
 
 // At least `bytes` of 64-byte-aligned memory of this thread; the next call with the same purpose may move it.
-enum class Scratch { inputs, pointers, counts, visits, hidden, laid_out, scales, panel, sums, products, state, tiles, count };
+enum class Scratch { inputs, pointers, counts, visits, hidden, laid_out, scales, panel, sums, products, state, tiles, shared, routed, mixer, count };
 void* scratch_bytes(Scratch purpose, size_t bytes);
 
 template <class T>

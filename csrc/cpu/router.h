@@ -67,7 +67,8 @@ static void router(const Router& call) {
   const FloatMode mode(Denormals::kept);
   const int64_t experts = call.gate.rows;
   float* logits = scratch<float>(Scratch::hidden, call.tokens * experts);
-  linear({call.gate, 0, experts, call.tokens, call.x_type, call.x, Type::f32, logits});
+  const Linear gate{call.gate, 0, experts, call.tokens, call.x_type, call.x, Type::f32, logits};
+  TTD_ISA::linear_all(&gate, 1);
   constexpr int64_t together = 16;
   parallel_for((call.tokens + together - 1) / together, [&](int64_t chunk) {
     for (int64_t t = chunk * together; t < call.tokens && t < (chunk + 1) * together; ++t) {

@@ -4,11 +4,12 @@ namespace mx = mlx::core;
 
 namespace ttd {
 
-Matrix stored_matrix(const mx::array& weight, const std::optional<mx::array>& scales, const std::optional<mx::array>& biases,
-                     int bits, int group) {
+Stored::Stored(const mx::array& weight, const std::optional<mx::array>& scales, const std::optional<mx::array>& biases, int bits,
+               int group)
+    : arrays{weight} {
   require(weight.ndim() == 2, "The weight must have two axes.");
   require(scales.has_value() == biases.has_value(), "Scales and biases come together.");
-  Matrix m;
+  Matrix& m = matrix;
   m.rows = weight.shape(0);
   m.cols = weight.shape(1);
   if (scales) {
@@ -21,23 +22,25 @@ Matrix stored_matrix(const mx::array& weight, const std::optional<mx::array>& sc
     const mx::Shape shape{weight.shape(0), static_cast<int>(m.groups())};
     require(m.cols % group == 0 && scales->shape() == shape && biases->shape() == shape && scales->dtype() == biases->dtype(),
             "Scales and biases must be [out, in / group] and of one dtype.");
+    arrays.insert(arrays.end(), {*scales, *biases});
   }
   m.type = type_of(scales ? *scales : weight);
-  return m;
 }
 
-Arrays with_matrix(Arrays inputs, const mx::array& weight, const std::optional<mx::array>& scales,
-                   const std::optional<mx::array>& biases) {
-  inputs.push_back(weight);
-  if (scales) inputs.insert(inputs.end(), {*scales, *biases});
-  return inputs;
+void add_weight(Arrays& inputs, const Stored& weight) {
+  inputs.insert(inputs.end(), weight.arrays.begin(), weight.arrays.end());
 }
 
-void point_at(Matrix& m, const Arrays& inputs, size_t first) {
+size_t point_at(Matrix& m, const Arrays& inputs, size_t first) {
   m.codes = inputs[first].data<void>();
-  if (m.format == Format::plain) return;
+  if (m.format == Format::plain) return first + 1;
   m.scales = inputs[first + 1].data<void>();
   m.biases = inputs[first + 2].data<void>();
+  return first + 3;
+}
+
+void require_rows(const mx::array& x, const Stored& weight) {
+  require(x.ndim() == 2 && x.shape(1) == weight.matrix.cols, "x must be [tokens, " + std::to_string(weight.matrix.cols) + "].");
 }
 
 }  // namespace ttd

@@ -12,15 +12,18 @@ from . import (
     gpu_norms,
     gpu_router,
     native_attention,
+    native_delta_mixer,
     native_experts,
     native_gated_delta,
     native_linear,
+    native_moe,
     native_norms,
     native_router,
 )
 from .attention import attention
 from .backend import Mode, chosen, device_kind, forced, set_backend, used
 from .bank import bank_write
+from .delta_mixer import DeltaMixer, delta_mixer
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .first_use import announcing, compile_seconds, working_clock
 from .gated_delta import GatedDelta, gated_delta
@@ -40,6 +43,7 @@ from .weight import Weight
 __all__ = [
     "ATTENTION_WIDTHS",
     "BLOCK",
+    "DeltaMixer",
     "GatedDelta",
     "Mode",
     "Records",
@@ -51,6 +55,7 @@ __all__ = [
     "chosen",
     "combine",
     "compile_seconds",
+    "delta_mixer",
     "device_kind",
     "expert_contributions",
     "expert_ffn",

@@ -23,10 +23,14 @@ class SharedExpert(NamedTuple):
     scale: Weight
 
 
-def shared_expert(x: mx.array, shared: SharedExpert, mode: Mode) -> mx.array:
-    """sigmoid(scale x) * down(silu(gate x) * up x): f32 [T, H] of x [T, H]."""
+def _shared_expert(x: mx.array, shared: SharedExpert, mode: Mode) -> mx.array:
     inner = swiglu_linear(x, shared.gate, shared.up, mode)
     return sigmoid_scaled(linear(x, shared.scale, mode), linear(inner, shared.down, mode))
+
+
+def shared_expert(x: mx.array, shared: SharedExpert, mode: Mode) -> mx.array:
+    """sigmoid(scale x) * down(silu(gate x) * up x): f32 [T, H] of x [T, H]."""
+    return run("shared_expert", x, shared, mode)
 
 
 def _moe(
@@ -56,9 +60,10 @@ def moe(
     """residual [T, H] plus, rounded once to x's dtype, the chosen experts of x [T, H] and then the shared one.
 
     All of them are leased. rows int32 [T, k] ascending, weights f32 [T, k]. Bit for bit what expert_ffn and
-    shared_expert give; a GPU does it in two launches. For decode and verify steps.
+    shared_expert give; two launches on a GPU, one call on a CPU. For decode and verify steps.
     """
     return run("moe", residual, x, lease, rows, weights, layout, shared, mode)
 
 
+register("shared_expert", "reference", _shared_expert)
 register("moe", "reference", _moe)

@@ -17,12 +17,12 @@ def _part_fits(m: Matrix) -> bool:
     return m.mode == "affine" and m.bits in (4, 8) and m.group in (32, 64, 128)
 
 
-def _fits(x: mx.array, layout: RecordLayout) -> bool:
+def experts_fit(x: mx.array, layout: RecordLayout) -> bool:
     return extension() is not None and x.dtype in FLOATS and _part_fits(layout.gate_up) and _part_fits(layout.down)
 
 
 @cache
-def _layout(layout: RecordLayout) -> Any:
+def native_layout(layout: RecordLayout) -> Any:
     native: Any = extension()
 
     def part(m: Matrix) -> Any:
@@ -33,7 +33,7 @@ def _layout(layout: RecordLayout) -> Any:
 
 def _call(x: mx.array, lease: Records, rows: mx.array, weights: Any, layout: RecordLayout, acc: Any = None) -> mx.array:
     native: Any = extension()
-    return native.expert_ffn(x, lease.records, lease.slot_of, rows, weights, _layout(layout), acc)
+    return native.expert_ffn(x, lease.records, lease.slot_of, rows, weights, native_layout(layout), acc)
 
 
 def _combine(contributions: mx.array, weights: mx.array) -> mx.array:
@@ -51,7 +51,9 @@ def _accumulate(
     return _call(x, lease, rows, weights, layout, acc)
 
 
-register("expert_contributions", "native", _contributions, lambda x, lease, rows, layout: _fits(x, layout))
+register("expert_contributions", "native", _contributions, lambda x, lease, rows, layout: experts_fit(x, layout))
 register("combine", "native", _combine, available)
-register("expert_ffn", "native", _call, lambda x, lease, rows, weights, layout: _fits(x, layout))
-register("expert_ffn_accumulate", "native", _accumulate, lambda acc, x, lease, rows, weights, layout: _fits(x, layout))
+register("expert_ffn", "native", _call, lambda x, lease, rows, weights, layout: experts_fit(x, layout))
+register(
+    "expert_ffn_accumulate", "native", _accumulate, lambda acc, x, lease, rows, weights, layout: experts_fit(x, layout)
+)

@@ -19,13 +19,19 @@ def fits(x: mx.array, w: Weight) -> bool:
 
 def _linear(x: mx.array, w: Weight, mode: Mode) -> mx.array:
     native: Any = extension()
-    return native.linear(x, w.weight, w.scales, w.biases, w.bits, w.group, prefill=mode == "prefill")
+    return native.linear(x, w.native, prefill=mode == "prefill")
+
+
+def _linear_pair(x: mx.array, w: Weight, v: Weight, mode: Mode) -> tuple[mx.array, mx.array]:
+    native: Any = extension()
+    return native.linear_pair(x, w.native, v.native, mode == "prefill")
 
 
 def _head(x: mx.array, w: Weight, window: tuple[int, int] | None, mode: Mode) -> mx.array:
     native: Any = extension()
-    return native.linear(x, w.weight, w.scales, w.biases, w.bits, w.group, window, True, mode == "prefill")
+    return native.linear(x, w.native, window, True, mode == "prefill")
 
 
 register("linear", "native", _linear, lambda x, w, mode: fits(x, w))
+register("linear_pair", "native", _linear_pair, lambda x, w, v, mode: fits(x, w) and fits(x, v))
 register("head", "native", _head, lambda x, w, window, mode: fits(x, w))

@@ -14,7 +14,7 @@ from .weight import Weight
 
 def _router(x: mx.array, w: Weight, k: int, mode: Mode) -> tuple[mx.array, mx.array]:
     native: Any = extension()
-    return native.router(x, w.weight, w.scales, w.biases, w.bits, w.group, k)
+    return native.router(x, w.native, k)
 
 
 register("router", "native", _router, lambda x, w, k, mode: fits(x, w))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import mlx.core as mx
+
+from .native import extension
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,12 @@ class Weight:
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.arrays)
+
+    @cached_property
+    def native(self) -> Any:
+        """The same for the native extension, which has to be there; codes of 4 or 8 bits or plain numbers."""
+        native: Any = extension()
+        return native.Weight(self.weight, self.scales, self.biases, self.bits, self.group)
 
     def window(self, start: int, stop: int) -> Weight:
         """The rows [start, stop), sharing memory."""

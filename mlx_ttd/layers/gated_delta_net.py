@@ -26,23 +26,24 @@ class GatedDeltaNet(nn.Module):
         self.dt_bias = weights.vector(prefix + "dt_bias")
         self.norm = weights.vector(prefix + "norm")
 
-    def __call__(self, x: mx.array, state: RecurrentState, mode: Mode) -> mx.array:
-        """x [T, H], the tokens that follow `state`, which moves on."""
-        spec = self.spec
-        qkv, z = kernels.linear_pair(x, self.in_qkv.packed, self.in_z.packed, mode)
-        a, b = kernels.linear_pair(x, self.in_a.packed, self.in_b.packed, mode)
-        mixed = kernels.gated_delta(
-            qkv,
-            a,
-            b,
-            state.conv,
+    @property
+    def weights(self) -> kernels.DeltaMixer:
+        return kernels.DeltaMixer(
+            self.in_qkv.packed,
+            self.in_z.packed,
+            self.in_a.packed,
+            self.in_b.packed,
+            self.out.packed,
             self.conv,
             self.a_log,
             self.dt_bias,
-            state.recurrent,
-            spec.key_heads,
-            mode,
+            self.norm,
+            self.spec.key_heads,
+            self.spec.eps,
         )
+
+    def __call__(self, x: mx.array, state: RecurrentState, mode: Mode) -> mx.array:
+        """x [T, H], the tokens that follow `state`, which moves on."""
+        mixed = kernels.delta_mixer(x, self.weights, state.conv, state.recurrent, mode)
         state.advance(mixed.conv_state, mixed.state, x.shape[0])
-        z = z.reshape(-1, spec.value_heads, spec.value_dim)
-        return self.out(kernels.gated_rms_norm(mixed.out, z, self.norm, spec.eps).reshape(-1, spec.value_width), mode)
+        return mixed.out

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import kernels
 from ..kernels import Mode
-from ..observe import note
+from ..observe import note, watched
 from ..spec import ModelSpec
 from ..streaming import ExpertProvider
 from .mlp import SwiGLU
@@ -85,9 +85,14 @@ class MoE(nn.Module):
         note(self.layer, "router.weights", weights)
         return ids, weights
 
+    @property
+    def shared_weights(self) -> kernels.SharedExpert:
+        linears = (self.shared.gate, self.shared.up, self.shared.down, self.shared_scale)
+        return kernels.SharedExpert(*(linear.packed for linear in linears))
+
     def shared_output(self, x: mx.array, mode: Mode) -> mx.array:
         """The gated shared expert, f32 [T, H]."""
-        shared = kernels.sigmoid_scaled(self.shared_scale(x, mode), self.shared(x, mode))
+        shared = kernels.shared_expert(x, self.shared_weights, mode)
         note(self.layer, "shared", shared)
         return shared
 
@@ -97,6 +102,11 @@ class MoE(nn.Module):
         note(self.layer, "experts", out)
         return out
 
-    def __call__(self, x: mx.array, mode: Mode) -> mx.array:
+    def __call__(self, residual: mx.array, x: mx.array, mode: Mode) -> mx.array:
+        """residual [T, H] plus the experts of normed rows x [T, H]."""
         ids, weights = self.route(x, mode)
-        return self.with_experts(x, ids, weights, self.shared_output(x, mode), mode)
+        if mode != "prefill" and not watched():
+            lease = self.experts.provider.resident(self.layer, ids)
+            if lease is not None:
+                return kernels.moe(residual, x, lease, ids, weights, self.experts.layout, self.shared_weights, mode)
+        return residual + self.with_experts(x, ids, weights, self.shared_output(x, mode), mode)

@@ -56,7 +56,7 @@ class DecoderLayer(nn.Module):
         if mode == "decode" and (out := self._resident_step(x, state)) is not None:
             return out
         x = self.mix(x, state, mode)
-        x = x + self._feed_forward(self.post_normed(x), mode)
+        x = self._feed_forward(x, self.post_normed(x), mode)
         note(self.index, "hidden", x)
         return x
 
@@ -75,11 +75,12 @@ class DecoderLayer(nn.Module):
         note(self.index, "post_norm", normed)
         return normed
 
-    def _feed_forward(self, x: mx.array, mode: Mode) -> mx.array:
+    def _feed_forward(self, residual: mx.array, x: mx.array, mode: Mode) -> mx.array:
+        if isinstance(self.mlp, MoE):
+            return self.mlp(residual, x, mode)
         out = self.mlp(x, mode)
-        if not isinstance(self.mlp, MoE):
-            note(self.index, "mlp", out)
-        return out
+        note(self.index, "mlp", out)
+        return residual + out
 
     def _prefill(self, x: mx.array, state: LayerState) -> mx.array:
         # Only x, the normed rows and the experts' sum span the chunk; everything else lives for one block.
@@ -96,7 +97,7 @@ class DecoderLayer(nn.Module):
                 weights.append(weight)
                 mx.eval(rows, state.state, shared[-1], inner, chosen, weight)
             else:
-                rows = rows + self._feed_forward(inner, mode)
+                rows = self._feed_forward(rows, inner, mode)
                 mx.eval(rows, state.state)
             mixed.append(rows)
         x = mx.concatenate(mixed)

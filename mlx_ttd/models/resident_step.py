@@ -98,7 +98,4 @@ class ResidentStep:
         inner = self.layer.post_normed(x)
         ids, weights = moe.route(inner, "decode")
         lease = Lease(records, slot_of, lambda after: None, np.arange(slot_of.size))
-        shared = kernels.SharedExpert(
-            moe.shared.gate.packed, moe.shared.up.packed, moe.shared.down.packed, moe.shared_scale.packed
-        )
-        return kernels.moe(x, inner, lease, ids, weights, moe.experts.layout, shared, "decode"), ids
+        return kernels.moe(x, inner, lease, ids, weights, moe.experts.layout, moe.shared_weights, "decode"), ids

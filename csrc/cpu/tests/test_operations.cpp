@@ -81,7 +81,8 @@ void check_linear(Format format, int64_t rows, int64_t cols, int group, int64_t 
   for (auto& value : x) value = uniform(-1, 1);
   const int64_t start = rows / 3;
   std::vector<float> out(static_cast<size_t>(tokens * (rows - start)));
-  linear({stored.m, start, rows, tokens, Type::f32, x.data(), Type::f32, out.data(), prefill});
+  const Linear call{stored.m, start, rows, tokens, Type::f32, x.data(), Type::f32, out.data(), prefill};
+  linear_all(&call, 1);
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t r = start; r < rows; ++r) {
       double exact = 0, size = 0;
@@ -92,6 +93,27 @@ void check_linear(Format format, int64_t rows, int64_t cols, int group, int64_t 
       }
       EXPECT(std::fabs(out[static_cast<size_t>(t * (rows - start) + r - start)] - exact) <= 3e-6 * size + 1e-6);
     }
+}
+
+// Products side by side have the bits that each has alone.
+void check_together(int64_t tokens, bool prefill) {
+  const Stored stored[]{Stored(Format::int4, 70, 384, 64), Stored(Format::plain, 33, 384, 16), Stored(Format::int4, 5, 384, 64),
+                        Stored(Format::int4, 40, 384, 128)};
+  std::vector<float> x(static_cast<size_t>(tokens * 384)), together[4], alone[4];
+  for (auto& value : x) value = uniform(-1, 1);
+  Linear calls[4];
+  for (int i = 0; i < 4; ++i) {
+    const Matrix& m = stored[i].m;
+    together[i].resize(static_cast<size_t>(tokens * m.rows));
+    alone[i].resize(together[i].size());
+    calls[i] = {m, 0, m.rows, tokens, Type::f32, x.data(), Type::f32, together[i].data(), prefill};
+  }
+  linear_all(calls, 4);
+  for (int i = 0; i < 4; ++i) {
+    calls[i].out = alone[i].data();
+    linear_all(calls + i, 1);
+    EXPECT(std::memcmp(alone[i].data(), together[i].data(), alone[i].size() * sizeof(float)) == 0);
+  }
 }
 
 void check_experts(Format format, int group, int64_t tokens) {
@@ -218,6 +240,7 @@ int main() {
             check_experts(format, group, tokens);
           }
         check_linear(Format::plain, 35, 51, 16, tokens, false);
+        for (bool prefill : {false, true}) check_together(tokens, prefill);
       }
       check_linear(Format::int4, 5, 64 * 33, 64, 3, true);
       check_linear(Format::int8, 5, 64 * 33, 64, 3, false);

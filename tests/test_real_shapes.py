@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_shapes import write_real_shapes
 
+from benchmarks.bf16_checkpoint import write_checkpoint
 from mlx_ttd.store import info
 
 # On Linux ru_maxrss starts at the parent's; VmHWM does not.
@@ -36,7 +36,7 @@ def peak_of(*call: str | Path) -> int:
 
 @pytest.mark.slow
 def test_conversion_and_verification_in_little_memory(tmp_path: Path) -> None:
-    source = write_real_shapes(tmp_path / "src", layers=1)
+    source = write_checkpoint("qwen3.6-35b-a3b", tmp_path / "src", layers=1)
     assert peak_of("convert", source, tmp_path / "store") < 700e6
     found = info(tmp_path / "store")
     assert found["record_strides"] == [1_769_472]

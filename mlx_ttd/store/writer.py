@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from .format import RECORDS
 from .manifest import FileEntry
 from .safetensors_file import Header
 
-SYNC_BYTES = 256 << 20
+SYNC_BYTES = 64 << 20
 
 
 class FileWriter:
@@ -27,6 +28,8 @@ class FileWriter:
         self.header = header
         self.digests: dict[str | int, Any] = {}
         self.unsynced = 0
+        self.syncer = ThreadPoolExecutor(1, "sync")
+        self.syncing: Future[None] | None = None
         header.path.parent.mkdir(parents=True, exist_ok=True)
         self.fd = os.open(header.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         pass_by_cache(self.fd)
@@ -52,13 +55,23 @@ class FileWriter:
             self._sync()
 
     def _sync(self) -> None:
+        """Begin to make durable what was written so far, once that of the time before is."""
+        self._wait()
+        self.syncing = self.syncer.submit(self._flush)
+        self.unsynced = 0
+
+    def _wait(self) -> None:
+        if self.syncing is not None:
+            self.syncing.result()
+
+    def _flush(self) -> None:
         os.fsync(self.fd)
         drop_cached(self.fd, 0, self.header.file_bytes)
-        self.unsynced = 0
 
     def finish(self) -> FileEntry:
         """Flush the file to the disk and describe it."""
         self._sync()
+        self._wait()
         digests = {part: digest.hexdigest() for part, digest in self.digests.items()}
         records = [digests[i] for i in range(len(digests))] if RECORDS in self.header.tensors else None
         tensors = {name: digests[name] for name in self.header.tensors} if records is None else None
@@ -68,6 +81,7 @@ class FileWriter:
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
+        self.syncer.shutdown()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -5,7 +5,8 @@
 Without --store one of --layers layers (8 by default) is written first, 6 GB. Banks have the slots that the named memory
 buys for all 40 layers, so that a layer misses as often as in the whole model. Arms are alternated and the disk's own
 speed is measured between them. Tokens are random; their routing is skewed as the store is. About 8 minutes without
-`capped` (benchmarks.capped, which needs root), `peak` and `plan`, which take up to 10, 5 and 5 of their own.
+`capped` (benchmarks.capped, which needs root), `peak`, `leak` and `plan`, which take up to 10, 5, 5 and 5 of their own;
+4 layers are enough for `peak` and `leak`.
 """
 
 from __future__ import annotations
@@ -184,11 +185,21 @@ def decode_32k(store: Path, block: Block, rounds: int) -> None:
 
 
 def peak(store: Path, block: Block, rounds: int) -> None:
-    """Random prompts at the least budget and at twice it, each in a fresh process."""
+    """100 random prompts, half of them at the least budget and half at twice it, each half in a fresh process."""
     least = mlx_ttd.info(store)["least_bytes"]
-    found = [over_budget(store, times * least, 5 * rounds) for times in (1, 2)]
+    found = [over_budget(store, times * least, 10 * rounds) for times in (1, 2)]
     block.note("peak", found)
     block.results["peak.over_budget_bytes"] = max(0, *(f["over"] for f in found))
+
+
+def leak(store: Path, block: Block, rounds: int) -> None:
+    """1,000 short prompts in one process: what each leaves behind, in its resident set and in live arrays."""
+    found = over_budget(store, 2 * mlx_ttd.info(store)["least_bytes"], 200 * rounds, longest=8)
+    block.note("leak", found)
+    block.results["leak.bytes_a_generation"], block.results["leak.array_bytes_a_generation"] = (
+        found["growth"],
+        found["live"],
+    )
 
 
 def plan_error(store: Path, block: Block, rounds: int) -> None:
@@ -214,6 +225,7 @@ MEASURES: dict[str, Callable[[Path, Block, int], None]] = {
     "decode_warm": decode_warm,
     "prefill_2048": prefill_2048,
     "peak": peak,
+    "leak": leak,
     "plan": plan_error,
     "decode_32k": decode_32k,
     "capped": capped.beside_the_store,

@@ -10,6 +10,7 @@ import pytest
 import mlx_ttd
 from benchmarks.peak_memory import over_budget
 from benchmarks.synthetic_store import write_store
+from mlx_ttd.store_paths import demo_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="not run: reads /proc")]
 
@@ -22,4 +23,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("times", [1, 2])
 def test_peak_stays_within_the_budget(store: Path, times: int) -> None:
     found = over_budget(store, times * mlx_ttd.info(store)["least_bytes"], prompts=10)
+    assert found["over"] <= 0, found
+
+
+def test_a_thousand_generations_leave_nothing_behind() -> None:
+    budget = 2 * mlx_ttd.info("demo")["least_bytes"]
+    found = over_budget(demo_path(), budget, prompts=1000, longest=40)
+    assert found["live"] < 100, found
+    assert found["growth"] < 500, found
     assert found["over"] <= 0, found

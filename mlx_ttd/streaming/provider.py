@@ -21,6 +21,8 @@ from .policies import make_policy
 from .read_pool import Batch, NativeBatch, Read, ReadPool, open_for_reading
 from .slots import EMPTY, SlotBank
 
+UNREAD_STEPS = 16
+
 
 @dataclass
 class Arrival:
@@ -192,19 +194,24 @@ class ExpertProvider:
         return Lease(bank.records, bank.full_table, lambda after: None, np.arange(bank.experts))
 
     def count_later(self, layer: int, ids: mx.array) -> None:
-        """Let the next `settle` count the choices `ids`, so that no step waits for them."""
+        """Count the choices `ids` some steps later or at the next `settle`, so that no step waits for them."""
         self._unread_ids.append((layer, ids))
+        if len(self._unread_ids) >= UNREAD_STEPS * len(self.banks):
+            self._count(len(self._unread_ids) - 2 * len(self.banks))
 
     def settle(self) -> None:
         """Count the choices of steps that were never read back, and finish released leases."""
-        unread, self._unread_ids = self._unread_ids, []
+        self._count(len(self._unread_ids))
+        for bank in self.banks:
+            bank.settle()
+
+    def _count(self, oldest: int) -> None:
+        unread, self._unread_ids = self._unread_ids[:oldest], self._unread_ids[oldest:]
         for layer, ids in unread:
             chosen = np.unique(np.array(ids))
             self.banks[layer].policy.used(chosen)
             self.counters.requests += len(chosen)
             self.counters.hits += len(chosen)
-        for bank in self.banks:
-            bank.settle()
 
     def _lend(self, bank: SlotBank, group: np.ndarray, holds_all: bool) -> Lease:
         slots = bank.slot_of[group]

@@ -13,6 +13,7 @@ from ..spec import STRIDE_UNIT
 from .policies import Policy
 
 EMPTY = -1
+MOST_RELEASES = 32
 
 
 def _aligned_bank(slots: int, stride: int) -> mx.array:
@@ -109,6 +110,8 @@ class SlotBank:
         self.pins[slots] -= 1
         if after:
             self._pending.append((slots, list(after)))
+            if len(self._pending) >= MOST_RELEASES:
+                self._evaluate(MOST_RELEASES // 2)
 
     def _settle_slots(self, slots: np.ndarray) -> None:
         if any(np.isin(held, slots).any() for held, _ in self._pending):
@@ -116,8 +119,11 @@ class SlotBank:
 
     def settle(self) -> None:
         """Evaluate what released leases still wait for."""
-        pending, self._pending = self._pending, []
-        for _, arrays in pending:
+        self._evaluate(len(self._pending))
+
+    def _evaluate(self, oldest: int) -> None:
+        done, self._pending = self._pending[:oldest], self._pending[oldest:]
+        for _, arrays in done:
             mx.eval(arrays)
 
     def row(self, expert: int) -> memoryview:

@@ -60,7 +60,9 @@ def assemble(
     if store.spec.is_moe:
         pool = ReadPool(options.depth, options.parts, counters, threads=threads)
         slots, policy = division.slots, options.policy
-        provider = ExpertProvider(store, slots, ledger, counters, pool, policy, options.verify, options.read_mode)
+        provider = ExpertProvider(
+            store, slots, ledger, counters, pool, policy, options.verify, options.read_mode, options.prefetch
+        )
     bar = line.bar(show_size)
     weights = ResidentWeights(store, lambda done: bar(done, division.resident))
     embedding = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import OptionError
-from .streaming import parse_size, policy_names
+from .streaming import PREFETCH, parse_size, policy_names
 
 PREFIX = "MLX_TTD_"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -36,6 +36,9 @@ class Options:
     verify: str = _option("first-read", "when a record's SHA-256 is compared", ("off", "first-read", "always"))
     prefill_chunk: int = _option(
         0, "prompt tokens that pass a layer together, rounded to 256; 0: what memory holds", low=0, high=1 << 22
+    )
+    prefetch: str = _option(
+        "off", "reads by a guess at the next layer's experts; ends by itself when steps wait longer for reads", PREFETCH
     )
     backend: str = _option("auto", "implementation of every kernel", ("auto", "native", "gpu", "reference"))
     warm_up: bool = _option(

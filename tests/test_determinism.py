@@ -26,11 +26,23 @@ PROMPT = np.random.default_rng(0).integers(0, 2000, 700).tolist()
 RESIDENT = {"slots": 24}
 
 
+class Always:
+    """A trial of guessing that has begun and does not end."""
+
+    def due(self, layer):
+        return True
+
+
 @functools.cache
 def digests(**options):
     """(tokens, logits of every step) of a prompt of 700 tokens and 12 more."""
     with mlx_ttd.load("demo", MEMORY, **options) as llm:
-        return run(llm)
+        if llm.provider.next_layer is not None:
+            llm.provider.next_layer.trial = Always()
+        found = run(llm)
+        counts = llm.stats().counters
+        assert (counts.prefetched > 0) == (llm.provider.next_layer is not None and llm.provider.slots < 24)
+        return found
 
 
 def run(llm):
@@ -65,6 +77,11 @@ def test_verification_changes_no_bit(verify):
     assert digests(slots=5, verify=verify) == digests(**RESIDENT)
 
 
+@pytest.mark.parametrize(("slots", "policy"), [*itertools.product((4, 7, 16), sorted(policy_names()))])
+def test_prefetch_changes_no_bit(slots, policy):
+    assert digests(slots=slots, policy=policy, prefetch="next-layer") == digests(**RESIDENT)
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 @pytest.mark.parametrize("slots", [4, 24])
 def test_chunk_width_changes_no_bit(blocks, slots):
@@ -79,6 +96,7 @@ def test_chunk_width_changes_no_bit(blocks, slots):
     parts=st.integers(1, 4),
     read_mode=st.sampled_from(["cached", "direct"]),
     verify=st.sampled_from(["off", "first-read", "always"]),
+    prefetch=st.sampled_from(["off", "next-layer"]),
     prefill_chunk=st.integers(1, 4).map(lambda blocks: blocks * kernels.BLOCK),
 )
 def test_no_combination_of_options_changes_a_bit(**options):

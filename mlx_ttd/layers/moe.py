@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -24,6 +24,7 @@ class StreamedExperts(nn.Module):
         super().__init__()
         self.provider, self.layer = provider, layer
         self.layout = provider.layout(layer)
+        self.guess_next: Callable[[mx.array], mx.array] | None = None
 
     def __call__(
         self, x: mx.array, ids: mx.array, weights: mx.array, mode: Mode, meanwhile: Sequence[mx.array] = ()
@@ -37,10 +38,13 @@ class StreamedExperts(nn.Module):
         lease = self.provider.resident(self.layer, ids)
         if lease is not None:
             return kernels.expert_ffn(x, lease, ids, weights, self.layout)
-        chosen = self._read_back(ids, meanwhile)
+        chosen, guessed = self._read_back_with_guess(x, ids, meanwhile)
         contributions = None
         for lease in self.provider.arrivals(self.layer, chosen):
             note(self.layer, "read")
+            if guessed is not None and self.provider.next_layer is not None:
+                self.provider.next_layer.start(self.layer + 1, guessed)
+                guessed = None
             if lease.holds_all:
                 out = kernels.expert_ffn(x, lease, ids, weights, self.layout)
                 lease.release()
@@ -62,6 +66,16 @@ class StreamedExperts(nn.Module):
             mx.eval(total)
             lease.release(())
         return total
+
+    def _read_back_with_guess(
+        self, x: mx.array, ids: mx.array, meanwhile: Sequence[mx.array]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The choice, and the guess at the next layer's where one is due: both wait for the device once."""
+        ahead = self.provider.next_layer
+        if ahead is None or not ahead.trial.due(self.layer) or self.guess_next is None:
+            return self._read_back(ids, meanwhile), None
+        both = self._read_back(mx.concatenate([ids, self.guess_next(x)]), meanwhile)
+        return both[: len(ids)], both[len(ids) :]
 
     def _read_back(self, ids: mx.array, meanwhile: Sequence[mx.array]) -> np.ndarray:
         self.provider.counters.host_syncs += 1

@@ -75,6 +75,14 @@ class DecoderLayer(nn.Module):
         note(self.index, "post_norm", normed)
         return normed
 
+    def guess_choice_of(self, following: DecoderLayer) -> None:
+        """Let this layer's experts guess those of the next: its router, on this layer's rows under its own norm."""
+        if not isinstance(self.mlp, MoE) or not isinstance(following.mlp, MoE):
+            return
+        router, top_k = following.mlp.router.packed, following.mlp.top_k
+        scale = mx.where(self.post_norm == 0, 0, following.post_norm / self.post_norm)
+        self.mlp.experts.guess_next = lambda x: kernels.router((x * scale).astype(x.dtype), router, top_k, "verify")[0]
+
     def _feed_forward(self, residual: mx.array, x: mx.array, mode: Mode) -> mx.array:
         if isinstance(self.mlp, MoE):
             return self.mlp(residual, x, mode)
@@ -125,6 +133,9 @@ class Model(nn.Module):
         self.spec, self.dtype, self.kv_dtype, self.context = spec, dtype, kv_dtype, context
         self.embedding = embedding
         self.layers = [DecoderLayer(spec, weights, provider, i) for i in range(len(spec.layer_types))]
+        if provider is not None and provider.next_layer is not None:
+            for layer, following in pairwise(self.layers):
+                layer.guess_choice_of(following)
         self.norm = weights.norm("norm")
         self.head = weights.linear("embedding" if spec.tied else "head")
 

@@ -13,6 +13,7 @@ class Counters:
     records, bytes_read, read_seconds: what preads of expert records returned, and time with a read in flight.
     wait_seconds: time the step stood still for reads. embedding_bytes: rows read for the embedding.
     resident_bytes: weights read at load. host_syncs: times the host waited for the device inside a step.
+    prefetched, prefetch_used: records read on a guess at the next layer's choice, and those that it then chose.
     shrinks: times the banks gave slots back because the machine was short of memory.
     """
 
@@ -29,6 +30,8 @@ class Counters:
     decode_steps: int = 0
     prefill_tokens: int = 0
     shrinks: int = 0
+    prefetched: int = 0
+    prefetch_used: int = 0
 
     def copy(self) -> Counters:
         return Counters(**{f.name: getattr(self, f.name) for f in fields(self)})

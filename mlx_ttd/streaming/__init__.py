@@ -8,12 +8,14 @@ from .lease import Lease
 from .ledger import ALLOCATOR_RESERVE, Ledger
 from .memory import auto_budget, machine_memory, parse_size, show_size
 from .policies import policy_names
+from .prefetch import PREFETCH
 from .provider import ExpertProvider
 from .read_pool import ReadPool
 from .read_threads import ReadThreads
 
 __all__ = [
     "ALLOCATOR_RESERVE",
+    "PREFETCH",
     "Division",
     "EmbeddingRows",
     "ExpertProvider",

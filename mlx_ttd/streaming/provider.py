@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -15,49 +14,15 @@ from ..kernels import to_device
 from ..observe import Counters
 from ..spec import RecordLayout
 from ..store import Store
+from .arrival import Arrival
 from .lease import Lease
 from .ledger import Ledger
 from .policies import make_policy
+from .prefetch import NextLayer
 from .read_pool import Batch, NativeBatch, Read, ReadPool, open_for_reading
 from .slots import EMPTY, SlotBank
 
 UNREAD_STEPS = 16
-
-
-@dataclass
-class Arrival:
-    """Experts `group` whose slots are pinned while the `missing` ones are being read into `rows`."""
-
-    bank: SlotBank
-    group: np.ndarray
-    missing: np.ndarray
-    rows: list[memoryview]
-    batch: Batch | NativeBatch | None = None
-
-    def wait(self) -> None:
-        """Return when every record is in its slot. On failure nothing stays pinned and the slots are empty again."""
-        if self.batch is None:
-            return
-        try:
-            self.batch.wait()
-        except BaseException:
-            self.batch.drain()
-            self.give_up()
-            raise
-        self.bank.deliver(self.missing, self.rows)
-        self.bank.seat(self.missing)
-
-    def abandon(self) -> None:
-        """Wait for reads in flight, since they write into slots, and unpin."""
-        try:
-            self.wait()
-        except Exception:
-            return
-        self.bank.unpin(self.bank.slot_of[self.group], ())
-
-    def give_up(self) -> None:
-        self.bank.unpin(self.bank.slot_of[self.group], ())
-        self.bank.forget(self.missing)
 
 
 class ExpertProvider:
@@ -77,6 +42,7 @@ class ExpertProvider:
         policy: str = "lfu",
         verify: str = "first-read",
         read_mode: str = "cached",
+        prefetch: str = "off",
     ):
         self.store, self.ledger, self.counters, self.pool = store, ledger, counters, pool
         self.policy, self.verify, self.read_mode = policy, verify, read_mode
@@ -90,6 +56,7 @@ class ExpertProvider:
         self._verified = np.zeros((len(strides), experts), bool)
         self._files: dict[int, tuple[int, int]] = {}
         self._unread_ids: list[tuple[int, mx.array]] = []
+        self.next_layer = NextLayer(self.banks, counters, self._submit) if prefetch == "next-layer" else None
         self.before_call: Callable[[], None] | None = None
 
     def layout(self, layer: int) -> RecordLayout:
@@ -106,6 +73,7 @@ class ExpertProvider:
     def resize(self, slots: int) -> None:
         """Give every layer `slots` slots; banks start empty. Each layer's old buffer goes before its new one comes."""
         slots = max(self.store.spec.top_k, min(slots, self.store.spec.experts))
+        self._land_all()
         self.settle()
         self.ledger.leave("slots")
         self.ledger.enter("slots", slots * sum(bank.stride for bank in self.banks))
@@ -115,6 +83,7 @@ class ExpertProvider:
 
     def clear(self) -> None:
         """Empty every slot and forget what was used, as if just loaded."""
+        self._land_all()
         self.settle()
         for bank in self.banks:
             bank.allocate(bank.slots)
@@ -126,10 +95,11 @@ class ExpertProvider:
         One lease if the slots hold them all; otherwise groups of half the slots, the next read while one is used.
         A lease is released, by evaluating its outputs if need be, when the next is asked for.
         """
+        wanted = np.unique(ids)
+        self._land(layer, wanted)
         if self.before_call is not None:
             self.before_call()
         bank = self.banks[layer]
-        wanted = np.unique(ids)
         bank.policy.used(wanted)
         size = len(wanted) if len(wanted) <= bank.slots else max(1, bank.slots // 2)
         groups = [wanted[i : i + size] for i in range(0, len(wanted), size)]
@@ -157,6 +127,7 @@ class ExpertProvider:
         """
         bank = self.banks[layer]
         wanted = np.unique(ids)
+        self._land(layer, wanted)
         missing = wanted[bank.slot_of[wanted] == EMPTY]
         if len(wanted) > bank.slots or len(missing) in (0, len(wanted)):
             yield from self.waves(layer, ids)
@@ -186,7 +157,7 @@ class ExpertProvider:
     def whole(self, layer: int) -> Lease | None:
         """A lease on every expert of `layer` if all are in memory; else None."""
         bank = self.banks[layer]
-        if not bank.everything_resident:
+        if not bank.everything_resident or (self.next_layer is not None and self.next_layer.flying(layer)):
             return None
         if bank.full_table is None:
             bank.full_table = to_device(bank.slot_of)
@@ -230,12 +201,23 @@ class ExpertProvider:
         arrival = Arrival(bank, group, missing, [bank.row(int(expert)) for expert in missing])
         try:
             if len(missing):
-                pairs = zip(missing, arrival.rows, strict=True)
-                arrival.batch = self.pool.submit([self._read(layer, int(expert), row) for expert, row in pairs])
+                arrival.batch = self._submit(layer, missing, arrival.rows)
         except BaseException:
             arrival.give_up()
             raise
         return arrival
+
+    def _submit(self, layer: int, experts: np.ndarray, rows: list[memoryview]) -> Batch | NativeBatch:
+        pairs = zip(experts, rows, strict=True)
+        return self.pool.submit([self._read(layer, int(expert), row) for expert, row in pairs])
+
+    def _land(self, layer: int, wanted: np.ndarray) -> None:
+        if self.next_layer is not None:
+            self.next_layer.land(layer, wanted)
+
+    def _land_all(self) -> None:
+        if self.next_layer is not None:
+            self.next_layer.land_all()
 
     def _read(self, layer: int, expert: int, into: memoryview) -> Read:
         fd, start = self._open(layer)
@@ -269,6 +251,7 @@ class ExpertProvider:
     def close(self) -> None:
         """Give slots and files back. The provider cannot be used afterwards."""
         self._unread_ids.clear()
+        self._land_all()
         self.pool.close()
         for bank in self.banks:
             bank.settle()

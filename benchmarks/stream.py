@@ -39,10 +39,12 @@ from mlx_ttd.state import KVState
 from mlx_ttd.store import open_store, store_of_plan
 from mlx_ttd.store.checkpoint import Checkpoint
 from mlx_ttd.streaming import read_rate
+from mlx_ttd.streaming.replay import replay
 
 SHAPE = "qwen3.6-35b-a3b"
 DEPTHS = (2, 4, 8, 16)
 WARM, PROMPT, ALLOWANCE = 24, 2048, 0.005
+WARM_PLAN, STEPS_PLAN = 40, 12
 
 
 def slots_of_whole_model(memory: int, context: int = 4096) -> int:
@@ -127,14 +129,14 @@ def decode_warm(store: Path, block: Block, rounds: int) -> None:
 
 
 class Choices:
-    """A probe that collects the experts that were chosen."""
+    """A probe that collects the experts that were chosen, by layer and call."""
 
     def __init__(self) -> None:
-        self.used: set[tuple[int, int]] = set()
+        self.steps: dict[int, list[np.ndarray]] = {}
 
     def note(self, layer: int, name: str, arrays: Sequence[mx.array]) -> None:
         if name == "router.ids":
-            self.used |= {(layer, int(expert)) for expert in np.unique(np.array(arrays[0]))}
+            self.steps.setdefault(layer, []).append(np.unique(np.array(arrays[0])))
 
 
 def prefill_2048(store: Path, block: Block, rounds: int) -> None:
@@ -153,7 +155,11 @@ def prefill_2048(store: Path, block: Block, rounds: int) -> None:
         chosen = Choices()
         with probing(chosen):
             run(all_)
-        pass_bytes, ratios, bounds = len(chosen.used) * stride, [], []
+        pass_bytes, ratios, bounds = (
+            sum(len(np.unique(np.concatenate(s))) for s in chosen.steps.values()) * stride,
+            [],
+            [],
+        )
         for index in range(min(rounds, 3)):
             few.clear_experts()
             before = few.counters.copy()
@@ -202,17 +208,32 @@ def leak(store: Path, block: Block, rounds: int) -> None:
     )
 
 
+def own_curve(store: Path, sizes: Sequence[int]) -> dict[float, float]:
+    """Hit rate by slots a layer from the store's own routing of other random tokens, as warm as `plan_error` is."""
+    chosen, curve = Choices(), {}
+    with load(store, max(sizes), "cached") as llm, probing(chosen):
+        Arm(llm, seed=3, warm=WARM_PLAN + STEPS_PLAN)
+    for slots in sizes:
+        counts = np.zeros(2)
+        for steps in chosen.steps.values():
+            counts += replay(steps, llm.store.spec.experts, slots, "lfu")
+            counts -= replay(steps[:WARM_PLAN], llm.store.spec.experts, slots, "lfu")
+        curve[float(slots)] = counts[0] / counts[1]
+    return curve
+
+
 def plan_error(store: Path, block: Block, rounds: int) -> None:
     """Ten budgets, read directly: forecasts from a probe of this machine against what was measured."""
     opened, errors = open_store(store), []
     stride_sum = sum(layout.stride for layout in opened.layouts if layout is not None)
-    machine = probe(opened)
+    machine, sizes = probe(opened), np.unique(np.geomspace(8, 128, 10).round().astype(int)).tolist()
     block.note("plan probe", machine)
-    for slots in np.unique(np.geomspace(8, 128, 10).round().astype(int)).tolist():
+    curve = own_curve(store, sizes)
+    for slots in sizes:
         with load(store, slots) as llm:
-            measured = 1 / statistics.fmean(Arm(llm, warm=40).seconds(12))
+            measured = 1 / statistics.fmean(Arm(llm, warm=WARM_PLAN).seconds(STEPS_PLAN))
             options = replace(llm.options, slots=slots)
-            told = forecast(opened, options, machine, llm.division.total, 512)
+            told = forecast(opened, options, machine, llm.division.total, 512, curve)
         errors.append(abs(told.tok_s / measured - 1))
         line = f"{slots * stride_sum / 1e9:.2f} GB: {told.tok_s:.2f} forecast, {measured:.2f} measured"
         block.note(f"plan {slots} slots", line)

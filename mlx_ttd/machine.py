@@ -19,9 +19,10 @@ MACHINES = Path(__file__).with_name("machines.json")
 class Machine:
     """packed_gb_s, plain_gb_s: 10^9 bytes a second at which kernels multiply by int4 and by bf16 weights.
 
-    disk_gb_s: by reads in flight. layer_us: the host's part of a streamed layer, its round trip included.
-    multiply_gops: 10^9 multiplications and additions a second on a prompt. source: where the figures are from.
-    discarded: figures that a probe did not believe, and why.
+    disk_gb_s: by reads asked for together, until the last has come. layer_us: the host's part of a streamed layer, its
+    round trip included. multiply_gops: 10^9 multiplications and additions a second on a prompt. source: where the
+    figures are from. discarded: figures that a probe did not believe, and why. computing: seconds of a decode step of
+    the probed store that reads nothing, which then replace what the rates give; 0 where unknown.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Machine:
     multiply_gops: float
     source: str
     discarded: Mapping[str, str] = field(default_factory=dict)
+    computing: float = 0.0
 
     def disk(self, reads: float) -> float:
         """GB/s with `reads` in flight, between the depths that are known in proportion to the logarithm."""

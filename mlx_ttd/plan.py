@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from math import prod
+from math import comb, prod
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,10 @@ SYSTEM_BYTES = 2.5e9
 class Forecast:
     """A forecast, not a measurement. Sizes are bytes, times seconds.
 
-    step: how the time of a decoded token divides: "dense" weights, "experts" that are multiplied, "host" work and
-    "reading" that nothing hides. page_cache: share of reads that the system's page cache answers. prompt_tokens is
-    the prompt whose first_token_seconds and prefill_tok_s are forecast. advice: what misses the wanted rate.
+    step: how the time of a decoded token divides: "dense" weights, "experts" that are multiplied and "host" work, all
+    three as "computing" where that was measured, and "reading" that nothing hides. page_cache: share of reads that the
+    system's page cache answers. prompt_tokens is the prompt whose first_token_seconds and prefill_tok_s are forecast.
+    advice: what misses the wanted rate.
     """
 
     source: str
@@ -92,29 +93,35 @@ def _multiplications(store: Store) -> float:
     return 2.0 * (dense + spec.top_k * experts)
 
 
+def _binomial(count: int, chance: float) -> list[float]:
+    """Probabilities of 0 to `count` successes."""
+    return [comb(count, n) * chance**n * (1 - chance) ** (count - n) for n in range(count + 1)]
+
+
 def step_seconds(
     store: Store, machine: Machine, slots: int, rate: float, page_cache: float, depth: int, parts: int
 ) -> dict[str, float]:
     """Seconds of a decode step by phase, at a hit rate and a share of reads that the page cache answers.
 
-    Reads of a layer go out together, so their number decides the disk's rate; experts in memory are multiplied
-    meanwhile.
+    Reads of a layer go out together, so their number, in each layer another, decides the disk's rate; experts in memory
+    are multiplied meanwhile.
     """
     spec = store.spec
     resident = sum(info.nbytes for info in store.resident.values())
     plain = _plain_bytes(store)
     strides = [layout.stride for layout in store.layouts if layout is not None]
-    misses = spec.top_k * (1 - rate)
-    missed_bytes = misses * sum(strides)
     wanted_bytes = spec.top_k * sum(strides)
     reading = 0.0
-    if missed_bytes and slots < spec.experts:
-        from_disk = missed_bytes * (1 - page_cache)
-        reading = missed_bytes * page_cache / machine.page_cache_gb_s / 1e9
-        if from_disk:
-            reading += from_disk / machine.disk(min(depth, max(misses, 1.0) * parts)) / 1e9
+    if rate < 1 and slots < spec.experts:
+        for misses, chance in enumerate(_binomial(spec.top_k, 1 - rate)[1:], 1):
+            missed_bytes = chance * misses * sum(strides)
+            reading += missed_bytes * page_cache / machine.page_cache_gb_s / 1e9
+            if page_cache < 1:
+                reading += missed_bytes * (1 - page_cache) / machine.disk(min(depth, misses * parts)) / 1e9
     experts = wanted_bytes / machine.packed_gb_s / 1e9
     hidden = min(reading, experts * rate)
+    if machine.computing:
+        return {"computing": machine.computing, "reading": reading - hidden}
     return {
         "dense": (resident - plain) / machine.packed_gb_s / 1e9 + plain / machine.plain_gb_s / 1e9,
         "experts": experts,

@@ -56,7 +56,7 @@ def _device_bytes() -> int | None:
 
 
 def disk_rates(store: Store, depths: Sequence[int] = DEPTHS) -> tuple[dict[int, float], float, dict[str, str]]:
-    """(GB/s of the disk by depth, GB/s of the page cache at the greatest depth, figures discarded and why).
+    """(GB/s of the disk by records asked for together, GB/s of the page cache at most together, discarded and why).
 
     A figure of direct reads stands only if the device answered: the system counts as many bytes read from devices, or,
     where it does not count, the same records come clearly faster from the page cache.
@@ -68,7 +68,7 @@ def disk_rates(store: Store, depths: Sequence[int] = DEPTHS) -> tuple[dict[int, 
     for seed, depth in enumerate(depths):
         before = _device_bytes()
         try:
-            rate = read_rate(store, depth, seed=seed)
+            rate = read_rate(store, depth, batch=depth, seed=seed)
         except OSError as error:
             discarded[f"disk at depth {depth}"] = f"no direct reads here ({error.strerror})"
             continue

@@ -121,7 +121,7 @@ def generate(
     quiet: QuietOption = False,
 ) -> None:
     """Continue PROMPT and print the text as it comes."""
-    with api.load(model, memory, context=context, policy=policy, progress=not quiet) as llm:
+    with api.load(model, memory, context=context, policy=policy, wire=True, progress=not quiet) as llm:
         template = {} if thinking is None else {"enable_thinking": thinking}
         message: Any = [{"role": "user", "content": prompt}] if chat else prompt
         sampling = _sampling(temperature, top_k, top_p, min_p, seed)
@@ -157,7 +157,7 @@ def chat(
     history: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     template = {} if thinking is None else {"enable_thinking": thinking}
     sampling = _sampling(temperature, top_k, top_p, min_p, seed)
-    with api.load(model, memory, context=context, policy=policy, progress=not quiet) as llm:
+    with api.load(model, memory, context=context, policy=policy, wire=True, progress=not quiet) as llm:
         while True:
             print("> ", end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline().strip()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from mlx.utils import tree_flatten
 
 from . import kernels, state
 from ._version import __version__
@@ -36,7 +38,7 @@ from .prompts import Prompt, check_ids, continued, ids_after, ids_of, is_chat, r
 from .stats import Stats, html_table
 from .store import Store
 from .store_paths import store_name
-from .streaming import ExpertProvider, Governor, Ledger, machine_reading, show_size
+from .streaming import ExpertProvider, Governor, Ledger, machine_reading, show_size, wire
 from .text import Tokenizer
 from .warm_up import warm_up
 
@@ -61,6 +63,7 @@ class LLM:
         self.governor = Governor(partial(machine_reading, store.path), parts.provider, self.counters)
         if self.provider is not None:
             self.provider.before_call = self.governor.check
+        self._unwire = self._wire()
         dtype, kv_dtype = dtypes(options)
         self.fingerprint = {
             "store": store.digest,
@@ -76,6 +79,12 @@ class LLM:
         if options.warm_up:
             warm_up(self.model, self.provider, self.counters, ProgressLine("making kernels ready", options.progress))
         self.load_seconds = kernels.working_clock() - started
+
+    def _wire(self) -> Callable[[], None]:
+        if not self.options.wire:
+            return lambda: None
+        weights: Any = tree_flatten(self.model.parameters())
+        return wire((weight for _, weight in weights), self.provider)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -247,8 +256,10 @@ class LLM:
         for account, amount in (("scratch", division.scratch), ("mark", division.mark)):
             self.ledger.leave(account)
             self.ledger.enter(account, amount)
+        self._unwire()
         if self.provider is not None:
             self.provider.resize(division.slots)
+        self._unwire = self._wire()
         self.ledger.total = total
         self.options, self.division = options, division
 
@@ -263,6 +274,7 @@ class LLM:
             return
         self._turns.close()
         self._running = None
+        self._unwire()
         del self.model
         if self.provider is not None:
             self.provider.close()

@@ -44,6 +44,9 @@ class Options:
     warm_up: bool = _option(
         False, "compile when loading what a first prompt and its first tokens need, and fill slots meanwhile"
     )
+    wire: bool = _option(
+        False, "keep slots and resident weights in memory when the machine swaps, where the system allows it"
+    )
     stores: str = _option("~/.cache/mlx_ttd", "directory where the store of a hub id OWNER/NAME is OWNER/NAME.ttd")
     progress: bool = _option(
         True, "a line while weights or a long prompt are read, on a terminal or in a notebook, nowhere else"

@@ -12,6 +12,7 @@ from .prefetch import PREFETCH
 from .provider import ExpertProvider
 from .read_pool import ReadPool
 from .read_threads import ReadThreads
+from .wiring import wire
 
 __all__ = [
     "ALLOCATOR_RESERVE",
@@ -33,4 +34,5 @@ __all__ = [
     "policy_names",
     "read_rate",
     "show_size",
+    "wire",
 ]

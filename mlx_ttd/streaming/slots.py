@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +13,7 @@ from ..spec import STRIDE_UNIT
 from .policies import Policy
 
 EMPTY = -1
+Hold = Callable[[np.ndarray], None]
 MOST_RELEASES = 32
 
 
@@ -33,6 +34,9 @@ class SlotBank:
         self.experts, self.stride, self.policy = experts, stride, policy
         self._pending: list[tuple[np.ndarray, Sequence[mx.array]]] = []
         self._host_writes = device_kind() != "cuda"
+        self._host: np.ndarray | None = None
+        self._hold: Hold | None = None
+        self._let_go: Hold | None = None
         self.allocate(slots)
 
     def allocate(self, slots: int) -> None:
@@ -40,8 +44,10 @@ class SlotBank:
         self.settle()
         if slots and self.pins_held():
             raise LeaseError("a bank cannot be resized while a lease on it is open; release it first.")
+        if self._let_go is not None and self._host is not None:
+            self._let_go(self._host)
         self.records: mx.array | None = None
-        self._host: np.ndarray | None = None
+        self._host = None
         self.slots = slots
         self.slot_of = np.full(self.experts, EMPTY, np.int32)
         self.expert_in = np.full(slots, EMPTY, np.int32)
@@ -51,8 +57,16 @@ class SlotBank:
             if self._host_writes:
                 self.records = _aligned_bank(slots, self.stride)
                 self._host = np.array(self.records, copy=False)
+                if self._hold is not None:
+                    self._hold(self._host)
             else:
                 self.records = mx.zeros((slots, self.stride), dtype=mx.uint8)
+
+    def lock_with(self, hold: Hold | None, let_go: Hold | None) -> None:
+        """Hand this buffer and every later one to `hold`, and to `let_go` before it is dropped."""
+        self._hold, self._let_go = hold, let_go
+        if hold is not None and self._host is not None:
+            hold(self._host)
 
     def pins_held(self) -> bool:
         return bool(getattr(self, "pins", np.zeros(0)).any())

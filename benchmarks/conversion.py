@@ -2,9 +2,10 @@
 
     python -m benchmarks.conversion [--json FILE] [--keep] [--layers 4] [--rounds 3] [--folder DIR]
 
-Each round, in turn: the disk alone, which reads the checkpoint on one thread and writes a store's bytes on another as
-the conversion does; the quantiser alone, from memory on all cores; SHA-256 of a store's bytes on one core; the
-conversion, in a process of its own. 14 GB of disk for 4 layers; a minute a round and one to write the checkpoint.
+Each round, in turn: the conversion, in a process of its own, with the quantiser alone, from memory on all cores, before
+and after it; the disk alone, which reads the checkpoint on one thread and writes a store's bytes on another as the
+conversion does; SHA-256 of a store's bytes on one core. CPU seconds stand beside wall time, since they hold on a busy
+machine. 14 GB of disk for 4 layers; a minute a round and one to write the checkpoint.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from mlx_ttd.store.quantise import convert_rows
 from mlx_ttd.store.writer import SYNC_BYTES
 
 SHAPE = "qwen3.6-35b-a3b"
-SAMPLE, COLUMNS = 256 << 20, 2048
+SAMPLE, COLUMNS = 512 << 20, 2048
+TIMED = ("disk", "quantise", "quantise_cpu", "sha256", "convert", "convert_cpu")
 # On Linux ru_maxrss starts at the parent's; VmHWM does not.
 CONVERT = """
 import re, resource, sys, time
@@ -48,7 +50,7 @@ def peak():
     return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
 before, began = peak(), time.perf_counter()
 convert(sys.argv[1], sys.argv[2])
-print(time.perf_counter() - began, peak() - before)
+print(time.perf_counter() - began, time.process_time(), peak() - before)
 """
 
 
@@ -56,6 +58,13 @@ def seconds(action: Callable[[], object]) -> float:
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
+
+
+def cpu_seconds(action: Callable[[], object]) -> float:
+    """Seconds that all threads of this process together were running."""
+    began = time.process_time()
+    action()
+    return time.process_time() - began
 
 
 def empty_cache(path: Path) -> None:
@@ -127,26 +136,30 @@ def main() -> None:
         root = Path(folder)
         block = Block("conversion", {"shape": SHAPE, "layers": arguments.layers, "rounds": arguments.rounds}, root)
         source = write_checkpoint(SHAPE, root / "source", arguments.layers) / "model.safetensors"
-        found: dict[str, list[float]] = {name: [] for name in ("disk", "quantise", "sha256", "convert", "peak")}
+        found: dict[str, list[float]] = {name: [] for name in (*TIMED, "peak")}
         written = values = 0
         for _ in range(arguments.rounds):
             store = root / "store"
+            before = seconds(lambda: quantise(SAMPLE))
             empty_cache(source)
             done = subprocess.run(
                 [sys.executable, "-c", CONVERT, source.parent, store], capture_output=True, text=True, check=True
             )
-            wall, peak = done.stdout.split()
-            found["convert"].append(float(wall))
-            found["peak"].append(float(peak))
+            packing = before + seconds(lambda: quantise(SAMPLE))
+            wall, work, peak = done.stdout.split()
             written, values = sum(f.stat().st_size for f in store.rglob("*")), quantised_values(store)
             shutil.rmtree(store)
             empty_cache(source)
             found["disk"].append(seconds(lambda size=written: both_ways(source, root / "scratch", size)))
-            found["quantise"].append(seconds(lambda: quantise(SAMPLE)) * values / SAMPLE)
+            found["quantise"].append(packing * values / (2 * SAMPLE))
             found["sha256"].append(seconds(lambda size=written: hash_all(size)))
+            found["convert"].append(float(wall))
+            found["convert_cpu"].append(float(work))
+            found["quantise_cpu"].append(cpu_seconds(lambda: quantise(SAMPLE)) * values / SAMPLE)
+            found["peak"].append(float(peak))
         size = source.stat().st_size
         block.note("bytes", f"{size:,} read, {written:,} written, {values:,} values packed")
-        for name in ("disk", "quantise", "sha256", "convert"):
+        for name in TIMED:
             block.note(f"{name} s", spread(found[name]))
             block.results[f"conversion.{name}_seconds"] = statistics.median(found[name])
         rounds = zip(found["disk"], found["quantise"], found["convert"], strict=True)

@@ -65,7 +65,7 @@ class Resident(Streamed):
         provider = self.llm.provider
         while not all(bank.everything_resident for bank in provider.banks):
             before = sum(int((bank.slot_of >= 0).sum()) for bank in provider.banks)
-            self.prefill(min(2048, context - 1))
+            self.prefill(min(512, context - 1))
             if sum(int((bank.slot_of >= 0).sum()) for bank in provider.banks) == before:
                 raise RuntimeError("a prompt wanted no new expert and some are not in memory; write a store of skew 0.")
 

@@ -5,7 +5,8 @@
 
 4 and 8 layers of each are timed in turn; a whole model of 40 takes t4 + 9 (t8 - t4). Prompts are random tokens; a
 decode step is timed without sampling there, with greedy choice here. Needs 12 GB of disk in --work (the files are used
-again by the next run), 10 GB of memory and about 8 minutes; --quick (64 experts a layer, no depth of 4,096) 60 seconds.
+again by the next run), 10 GB of memory and about 8 minutes; --quick 60 seconds (16 experts a layer, one round of 16
+steps, no depth of 4,096).
 """
 
 from __future__ import annotations
@@ -63,9 +64,11 @@ def files(work: Path, shape: str, layers: int, experts: int) -> tuple[Path, Path
     return store, peer
 
 
-def measure(store: Path, peer: Path, rounds: int, depth: int, options: dict[str, Any], block: Block) -> Times:
+def measure(
+    store: Path, peer: Path, rounds: int, depth: int, steps: int, options: dict[str, Any], block: Block
+) -> Times:
     """Seconds a prompt or a step, by what was done and by arm, a median a round."""
-    context = max(depth + (rounds + 1) * (STEPS + 1), 2048) + 1
+    context = max(depth + (rounds + 1) * (steps + 1), 2048) + 1
     times: Times = {}
     with Arm(Resident, str(store), context, options) as ours, Arm(LlamaCpp, str(peer), cores(), context) as theirs:
         arms = {"ours": ours, "llama_cpp": theirs}
@@ -77,15 +80,15 @@ def measure(store: Path, peer: Path, rounds: int, depth: int, options: dict[str,
                 times.setdefault(name, {}).setdefault(arm, []).append(value)
 
         for process in arms.values():
-            process.ask("prefill", PROMPT)
+            process.ask("prefill", PROMPT if depth else PROMPT // 8)
             process.ask("decode", 4)
         for _ in range(rounds):
             timed(f"prefill_{PROMPT}", "prefill", PROMPT)
-            timed("decode", "decode", STEPS)
+            timed("decode", "decode", steps)
         if depth:
             timed(f"prefill_{depth}", "prefill", depth)
             for _ in range(rounds):
-                timed(f"decode_{depth}", "decode", STEPS)
+                timed(f"decode_{depth}", "decode", steps)
         block.note("ours", ours.ask("about"))
     return times
 
@@ -127,8 +130,8 @@ def main() -> None:
         return gpu_model.main()
     if rest:
         parser.error(f"unknown: {' '.join(rest)}")
-    experts, depth = (64, 0) if arguments.quick else (256, DEPTH)
-    rounds = arguments.rounds or (2 if arguments.quick else 5)
+    experts, depth, steps = (16, 0, 16) if arguments.quick else (256, DEPTH, STEPS)
+    rounds = arguments.rounds or (1 if arguments.quick else 5)
     options = load_options(arguments.option)
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
@@ -140,7 +143,7 @@ def main() -> None:
         spec = model_spec(read_shape(arguments.shape))
         block.results["decode.floor_ms"] = bytes_a_token(spec) / block.results["read_gb_s"] / 1e6
         block.note("cache", "every weight resident in both, warm")
-        compare(block, {n: measure(*prepared[n], rounds, depth, options, block) for n in LAYERS})
+        compare(block, {n: measure(*prepared[n], rounds, depth, steps, options, block) for n in LAYERS})
         block.finish(arguments.json, arguments.keep and not arguments.quick)
 
 

@@ -31,7 +31,9 @@ struct Int8 {
     Floats scale, bias;
   };
   static inline Group group(const uint8_t* row, int64_t g, const float* scales, const float* biases) {
-    return {row + g * group_size, splat(scales[g]), splat(biases[g])};
+    const uint8_t* codes = row + g * group_size;
+    read_ahead(codes);
+    return {codes, splat(scales[g]), splat(biases[g])};
   }
   template <int step>
   static inline Floats weight(const Group& g) {

@@ -83,13 +83,15 @@ class NextLayer:
 
     def land(self, layer: int, wanted: np.ndarray) -> None:
         """Wait for the guessed reads of `layer`, so that its slots hold what they say. A failed one leaves none."""
-        arrival = self._flying.pop(layer, None)
+        arrival = self._flying.get(layer)
         if arrival is None:
             return
         try:
             arrival.wait()
         except Exception:
             return
+        finally:
+            del self._flying[layer]
         arrival.bank.unpin(arrival.bank.slot_of[arrival.group], ())
         self._counters.prefetch_used += int(np.isin(arrival.group, wanted).sum())
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 import numpy as np
 
-from ..errors import BudgetError, RecordError
+from ..errors import BudgetError
 from ..kernels import to_device
 from ..observe import Counters
 from ..spec import RecordLayout
@@ -19,7 +17,8 @@ from .lease import Lease
 from .ledger import Ledger
 from .policies import make_policy
 from .prefetch import NextLayer
-from .read_pool import Batch, NativeBatch, Read, ReadPool, open_for_reading
+from .read_pool import Batch, NativeBatch, ReadPool
+from .record_files import RecordFiles
 from .slots import EMPTY, SlotBank
 
 UNREAD_STEPS = 16
@@ -45,7 +44,7 @@ class ExpertProvider:
         prefetch: str = "off",
     ):
         self.store, self.ledger, self.counters, self.pool = store, ledger, counters, pool
-        self.policy, self.verify, self.read_mode = policy, verify, read_mode
+        self.policy = policy
         top_k, experts = store.spec.top_k, store.spec.experts
         if slots < top_k:
             raise BudgetError(f"{slots} slots a layer cannot hold the {top_k} experts a token uses; raise memory=.")
@@ -53,8 +52,7 @@ class ExpertProvider:
         strides = [layout.stride for layout in store.layouts if layout is not None]
         ledger.enter("slots", self.slots * sum(strides))
         self.banks = [SlotBank(experts, self.slots, stride, make_policy(policy, experts)) for stride in strides]
-        self._verified = np.zeros((len(strides), experts), bool)
-        self._files: dict[int, tuple[int, int]] = {}
+        self._files = RecordFiles(store, verify, read_mode)
         self._unread_ids: list[tuple[int, mx.array]] = []
         self.next_layer = NextLayer(self.banks, counters, self._submit) if prefetch == "next-layer" else None
         self.before_call: Callable[[], None] | None = None
@@ -209,7 +207,7 @@ class ExpertProvider:
 
     def _submit(self, layer: int, experts: np.ndarray, rows: list[memoryview]) -> Batch | NativeBatch:
         pairs = zip(experts, rows, strict=True)
-        return self.pool.submit([self._read(layer, int(expert), row) for expert, row in pairs])
+        return self.pool.submit([self._files.read(layer, int(expert), row) for expert, row in pairs])
 
     def _land(self, layer: int, wanted: np.ndarray) -> None:
         if self.next_layer is not None:
@@ -218,35 +216,6 @@ class ExpertProvider:
     def _land_all(self) -> None:
         if self.next_layer is not None:
             self.next_layer.land_all()
-
-    def _read(self, layer: int, expert: int, into: memoryview) -> Read:
-        fd, start = self._open(layer)
-        stride = self.banks[layer].stride
-        path = self.store.expert_file(layer)[0]
-
-        def fail(reason: str) -> Exception:
-            return RecordError(
-                f"{path}: the record of layer {layer}, expert {expert} at byte {start + expert * stride:,} "
-                f"cannot be used: {reason}; run `mlx-ttd verify` on the store and copy or convert it again."
-            )
-
-        def check(data: memoryview) -> str | None:
-            if hashlib.sha256(data).hexdigest() != self.store.record_digest(layer, expert):
-                return "its SHA-256 is not the manifest's"
-            self._verified[layer, expert] = True
-            return None
-
-        known = self.verify == "off" or (self.verify == "first-read" and self._verified[layer, expert])
-        return Read(fd, start + expert * stride, into, None if known else check, fail)
-
-    def _open(self, layer: int) -> tuple[int, int]:
-        if layer not in self._files:
-            path, start, _ = self.store.expert_file(layer)
-            try:
-                self._files[layer] = (open_for_reading(path, self.read_mode == "direct"), start)
-            except OSError as error:
-                raise RecordError(f"{path} cannot be opened ({error.strerror}); was the store moved?") from None
-        return self._files[layer]
 
     def close(self) -> None:
         """Give slots and files back. The provider cannot be used afterwards."""
@@ -258,6 +227,4 @@ class ExpertProvider:
             bank.pins[:] = 0
             bank.allocate(0)
         self.ledger.leave("slots")
-        for fd, _ in self._files.values():
-            os.close(fd)
-        self._files.clear()
+        self._files.close()

@@ -2,9 +2,9 @@
 
     python -m benchmarks.cpu_kernels [--json FILE] [--quick] [--keep]
 
-Takes about three minutes, half a minute with --quick, and 4 GB. Each round times every arm after the other; a figure is the
-median over rounds. Each arm reads over 400 MB in turn, so that no cache holds its weights; the bandwidth is that of all
-threads reading over such memory. MLX's arm is `mx.gather_qmm` in f32; sgemm is numpy's.
+Takes about three minutes, less than one with --quick, and 4 GB. Each round times every arm after the other; a figure
+is the median over rounds. Each arm reads over 400 MB in turn, so that no cache holds its weights; the bandwidth is that
+of all threads reading over such memory. MLX's arm is `mx.gather_qmm` in f32; sgemm is numpy's.
 """
 
 from __future__ import annotations

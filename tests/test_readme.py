@@ -16,6 +16,7 @@ import pytest
 import typer
 from documents import ROOT, Block, blocks, figures, flags_named, flags_of_scripts, names_given
 
+from benchmarks import forecasts
 from mlx_ttd.cli import app
 
 ELSEWHERE = {
@@ -132,3 +133,10 @@ def test_each_result_names_the_command_that_made_it():
     for name, entry in results().items():
         assert (ROOT / f"benchmarks/{name}.py").is_file(), name
         assert {"machine", "results", "date", "commit"} <= set(entry), name
+
+
+@pytest.mark.parametrize("document", ["README.md", "benchmarks/RESULTS.md"])
+def test_forecasts_are_labelled_and_those_of_the_command(document):
+    text, rows = (ROOT / document).read_text(), "\n".join(forecasts.table())
+    assert rows in text
+    assert "orecast" in text.partition(rows)[0][-600:]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from .errors import OptionError
@@ -14,6 +16,8 @@ from .streaming import PREFETCH, parse_size, policy_names
 PREFIX = "MLX_TTD_"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 DTYPES = ("auto", "float32", "bfloat16")
+DEFAULTS_FILE = Path(__file__).with_name("defaults.json")
+MEASURED = {name: entry["value"] for name, entry in json.loads(DEFAULTS_FILE.read_text()).items()}
 
 
 def _option(default: Any, doc: str, choices: tuple[str, ...] = (), low: int = 0, high: int = 0) -> Any:
@@ -28,14 +32,16 @@ class Options:
     context: int = _option(4096, "tokens that keys and values are reserved for", low=1, high=1 << 22)
     dtype: str = _option("auto", "of the residual stream; auto: float32 on CPU, bfloat16 on a GPU", DTYPES)
     kv_dtype: str = _option("auto", "of keys and values; auto: bfloat16", DTYPES)
-    policy: str = _option("lfu", "which expert leaves a full layer", tuple(policy_names()))
+    policy: str = _option(MEASURED["policy"], "which expert leaves a full layer", tuple(policy_names()))
     slots: int = _option(0, "slots a layer; 0: as many as memory holds", low=0, high=4096)
-    depth: int = _option(8, "reads in flight at a time", low=1, high=256)
-    parts: int = _option(1, "aligned reads that a record is split into", low=1, high=64)
+    depth: int = _option(MEASURED["depth"], "reads in flight at a time", low=1, high=256)
+    parts: int = _option(MEASURED["parts"], "aligned reads that a record is split into", low=1, high=64)
     read_mode: str = _option("cached", "reads through the page cache, or past it", ("cached", "direct"))
     verify: str = _option("first-read", "when a record's SHA-256 is compared", ("off", "first-read", "always"))
     prefill_chunk: int = _option(
-        0, "prompt tokens that pass a layer together, rounded to 256; 0: what memory holds", low=0, high=1 << 22
+        MEASURED["prefill_chunk"],
+        "prompt tokens that pass a layer together, rounded to 256; 0: what memory holds",
+        high=1 << 22,
     )
     prefetch: str = _option(
         "off", "reads by a guess at the next layer's experts; ends by itself when steps wait longer for reads", PREFETCH

@@ -17,7 +17,7 @@ from mlx_ttd.cli import app
 from mlx_ttd.errors import BudgetError, OptionError
 from mlx_ttd.hit_rate import hit_rate, measured_curve
 from mlx_ttd.machine import Machine, machines
-from mlx_ttd.options import make_options
+from mlx_ttd.options import DEFAULTS_FILE, Options, make_options
 from mlx_ttd.plan import Forecast, forecast, plan
 from mlx_ttd.spec import model_spec
 from mlx_ttd.store import Store, convert, open_store, store_of_plan
@@ -128,3 +128,11 @@ def test_the_command_forecasts_and_says_when_it_does_not_fit() -> None:
     refused = CliRunner().invoke(app, ["plan", "demo", "--memory", "10MB"])
     assert refused.exit_code == 1
     assert "does not fit" in refused.stdout
+
+
+def test_each_measured_default_says_how_it_was_found():
+    entries = json.loads(DEFAULTS_FILE.read_text())
+    assert entries.keys() == {"depth", "parts", "policy", "prefill_chunk"}
+    for name, entry in entries.items():
+        assert getattr(Options(), name) == entry["value"]
+        assert entry.keys() == {"value", "figure", "command", "date", "machine"}

@@ -37,11 +37,13 @@ class Always:
 def digests(**options):
     """(tokens, logits of every step) of a prompt of 700 tokens and 12 more."""
     with mlx_ttd.load("demo", MEMORY, **options) as llm:
-        if llm.provider.next_layer is not None:
+        guessing = llm.provider.next_layer is not None
+        if guessing:
             llm.provider.next_layer.trial = Always()
         found = run(llm)
-        counts = llm.stats().counters
-        assert (counts.prefetched > 0) == (llm.provider.next_layer is not None and llm.provider.slots < 24)
+        prefetched = llm.stats().counters.prefetched
+        # With a slot for each expert there may be one left to guess at, or none.
+        assert prefetched == 0 if not guessing else prefetched > 0 or llm.provider.slots == 24
         return found
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.defaults [--store DIR] [--layers 4] [--rounds 3] [--write]
 
 Prints each value tried with its figure; --write puts the best into mlx_ttd/defaults.json, which options.py reads.
-A smaller value stays where a larger one is less than 3% better. About 5 minutes and 4 GB of disk.
+A value stays where those tried after it are less than 3% better. About 5 minutes and 4 GB of disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.block import cores, processor
-from benchmarks.stream import SHAPE, WARM_PLAN, Arm, Choices, load, slots_of_whole_model
+from benchmarks.live_arm import SHAPE, Choices, LiveArm, load, slots_of_whole_model
 from benchmarks.synthetic_store import write_store
 from mlx_ttd.generation.decode import Running, prefill
 from mlx_ttd.observe import probing
@@ -31,8 +31,8 @@ from mlx_ttd.store import open_store
 from mlx_ttd.streaming import policy_names, read_rate
 from mlx_ttd.streaming.replay import replay
 
-DEPTHS, PARTS, CHUNKS = (2, 4, 8, 16), (1, 2, 4), (256, 512, 1024, 2048)
-TOGETHER, PROMPT, WORTH = (3, 32), 2048, 1.03
+DEPTHS, PARTS, CHUNKS = (2, 4, 8, 16), (1, 2, 4), (2048, 1024, 512, 256)
+TOGETHER, TOKENS, PROMPT, WORTH = (3, 32), 40, 2048, 1.03
 Rates = Mapping[Any, float]
 
 
@@ -51,7 +51,7 @@ def policies(store: Path, rounds: int) -> Rates:
     """Hit rate by policy with the slots of 3 GB, on the store's own routing of random tokens."""
     slots, chosen = slots_of_whole_model(3 * 10**9), Choices()
     with load(store, slots, "cached") as llm, probing(chosen):
-        Arm(llm, warm=WARM_PLAN * rounds)
+        LiveArm(llm, warm=TOKENS * rounds)
         experts = llm.store.spec.experts
     counts = {
         name: np.sum([replay(steps, experts, slots, name) for steps in chosen.steps.values()], axis=0)

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -26,67 +25,28 @@ import numpy as np
 import mlx_ttd
 from benchmarks import capped
 from benchmarks.block import Block, spread
+from benchmarks.live_arm import SHAPE, WARM, Choices, LiveArm, load, slots_of_whole_model
 from benchmarks.peak_memory import over_budget
-from benchmarks.synthetic_store import plan_store, read_shape, write_store
-from mlx_ttd.allocation import divide_budget
-from mlx_ttd.generation.decode import Running, decode, prefill
+from benchmarks.synthetic_store import write_store
+from mlx_ttd.generation.decode import Running, prefill
 from mlx_ttd.observe import Profile, probing
-from mlx_ttd.options import make_options
 from mlx_ttd.plan import forecast
 from mlx_ttd.probe_machine import probe
-from mlx_ttd.spec import model_spec
 from mlx_ttd.state import KVState
-from mlx_ttd.store import open_store, store_of_plan
-from mlx_ttd.store.checkpoint import Checkpoint
+from mlx_ttd.store import open_store
 from mlx_ttd.streaming import read_rate
 from mlx_ttd.streaming.replay import replay
 
-SHAPE = "qwen3.6-35b-a3b"
 DEPTHS = (2, 4, 8, 16)
-WARM, PROMPT, ALLOWANCE = 24, 2048, 0.005
+PROMPT, ALLOWANCE = 2048, 0.005
 WARM_PLAN, STEPS_PLAN = 40, 12
-
-
-def slots_of_whole_model(memory: int, context: int = 4096) -> int:
-    """Slots a layer that `memory` buys for all 40 layers, keys and values in bf16."""
-    config = read_shape(SHAPE)
-    made = store_of_plan(
-        Checkpoint(Path(SHAPE), config, model_spec(config), {}, ""), plan_store(config, None, None, Path(SHAPE))
-    )
-    return divide_budget(made, make_options({"dtype": "bfloat16"}), context, memory).slots
-
-
-def load(store: Path, slots: int, read_mode: str = "direct", context: int = 4096, chunk: int = 0) -> mlx_ttd.LLM:
-    fixed: dict[str, Any] = {"slots": slots, "read_mode": read_mode, "context": context, "prefill_chunk": chunk}
-    least = mlx_ttd.info(store, **fixed)["least_bytes"]
-    return mlx_ttd.load(store, least + 10**8, verify="off", progress=False, replace=False, **fixed)
-
-
-class Arm:
-    """A model with a live sequence of random tokens; `seconds(n)` decodes n more of them."""
-
-    def __init__(self, llm: mlx_ttd.LLM, seed: int = 0, warm: int = WARM):
-        self.llm, self.draws = llm, np.random.default_rng(seed)
-        self.sequence = Running(llm.model, llm.model.make_cache(), [])
-        self.seconds(warm)
-
-    def token(self) -> int:
-        return int(self.draws.integers(0, self.llm.store.spec.vocab))
-
-    def seconds(self, steps: int) -> list[float]:
-        spent = []
-        for _ in range(steps):
-            token, began = self.token(), time.perf_counter()
-            decode(self.sequence, token, self.llm.counters)
-            spent.append(time.perf_counter() - began)
-        return spent
 
 
 def decode_direct(store: Path, block: Block, rounds: int) -> None:
     """Wall time of a token against reading what it missed plus what cannot overlap; the reads against plain ones."""
     opened, steps = open_store(store), 8
     with load(store, slots_of_whole_model(3 * 10**9)) as llm:
-        arm = Arm(llm)
+        arm = LiveArm(llm)
         ratios, shares, walls, bounds = [], [], [], []
         for index in range(rounds):
             before = llm.counters.copy()
@@ -117,7 +77,7 @@ def decode_warm(store: Path, block: Block, rounds: int) -> None:
     """12 slots a layer with every record in page cache, against every expert in memory."""
     experts = open_store(store).spec.experts
     with load(store, 12, "cached") as few, load(store, experts, "cached") as all_:
-        arms = [Arm(few), Arm(all_)]
+        arms = [LiveArm(few), LiveArm(all_)]
         prompt = np.random.default_rng(1).integers(0, few.store.spec.vocab, PROMPT).tolist()
         for arm in arms:
             prefill(Running(arm.llm.model, arm.llm.model.make_cache(), []), prompt, PROMPT, arm.llm.counters)
@@ -126,17 +86,6 @@ def decode_warm(store: Path, block: Block, rounds: int) -> None:
         block.note("decode_warm", "ms " + ", ".join(spread([t[i] * 1e3 for t in times]) for i in (0, 1)))
         block.note("decode_warm resident misses", all_.counters.misses)
         block.results["decode_warm.vs_resident"] = statistics.median(b / a for a, b in times)
-
-
-class Choices:
-    """A probe that collects the experts that were chosen, by layer and call."""
-
-    def __init__(self) -> None:
-        self.steps: dict[int, list[np.ndarray]] = {}
-
-    def note(self, layer: int, name: str, arrays: Sequence[mx.array]) -> None:
-        if name == "router.ids":
-            self.steps.setdefault(layer, []).append(np.unique(np.array(arrays[0])))
 
 
 def prefill_2048(store: Path, block: Block, rounds: int) -> None:
@@ -178,7 +127,7 @@ def decode_32k(store: Path, block: Block, rounds: int) -> None:
     with load(store, slots_of_whole_model(4 * 10**9, 32768), "cached", context=32768) as llm:
         arms = {}
         for position in (1000, 32000):
-            arm = arms[position] = Arm(llm, warm=0)
+            arm = arms[position] = LiveArm(llm, warm=0)
             for layer in arm.sequence.state:
                 if isinstance(layer, KVState):
                     layer.keys, layer.values = (mx.random.normal(a.shape).astype(a.dtype) for a in layer.state)
@@ -212,7 +161,7 @@ def own_curve(store: Path, sizes: Sequence[int]) -> dict[float, float]:
     """Hit rate by slots a layer from the store's own routing of other random tokens, as warm as `plan_error` is."""
     chosen, curve = Choices(), {}
     with load(store, max(sizes), "cached") as llm, probing(chosen):
-        Arm(llm, seed=3, warm=WARM_PLAN + STEPS_PLAN)
+        LiveArm(llm, seed=3, warm=WARM_PLAN + STEPS_PLAN)
     for slots in sizes:
         counts = np.zeros(2)
         for steps in chosen.steps.values():
@@ -231,7 +180,7 @@ def plan_error(store: Path, block: Block, rounds: int) -> None:
     curve = own_curve(store, sizes)
     for slots in sizes:
         with load(store, slots) as llm:
-            measured = 1 / statistics.fmean(Arm(llm, warm=WARM_PLAN).seconds(STEPS_PLAN))
+            measured = 1 / statistics.fmean(LiveArm(llm, warm=WARM_PLAN).seconds(STEPS_PLAN))
             options = replace(llm.options, slots=slots)
             told = forecast(opened, options, machine, llm.division.total, 512, curve)
         errors.append(abs(told.tok_s / measured - 1))

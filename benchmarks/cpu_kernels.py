@@ -142,7 +142,7 @@ def prefill_layer(lease: SimpleNamespace) -> tuple[Callable[[], mx.array], float
 
 
 def delta_steps() -> tuple[Callable[[], list[Any]], int]:
-    """One step each on as many states as exceed the caches."""
+    """One step each on as many states as exceed the caches; as in a model, a step's state replaces the last."""
     count = COLD // (VALUE_HEADS * HEAD_DIM * HEAD_DIM * 4) + 1
     states = [normal(VALUE_HEADS, HEAD_DIM, HEAD_DIM) for _ in range(count)]
     qkv, gate, tail = normal(1, WIDTH), normal(1, VALUE_HEADS), normal(3, WIDTH)
@@ -150,7 +150,9 @@ def delta_steps() -> tuple[Callable[[], list[Any]], int]:
     mx.eval(states, qkv, gate, tail, conv, zeros)
 
     def run() -> list[Any]:
-        steps = (kernels.gated_delta(qkv, gate, gate, tail, conv, zeros, zeros, s, KEY_HEADS, "decode") for s in states)
+        fixed = (qkv, gate, gate, tail, conv, zeros, zeros)
+        steps = [kernels.gated_delta(*fixed, state, KEY_HEADS, "decode") for state in states]
+        states[:] = [step.state for step in steps]
         return [part for step in steps for part in step]
 
     return run, count

@@ -15,8 +15,6 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import numpy as np
 
 from benchmarks import gpu_model
 from benchmarks.arms import Arm, Resident, load_options
+from benchmarks.bandwidth import read_bandwidth
 from benchmarks.block import Block, cores, spread
 from benchmarks.llama_cpp_peer import LlamaCpp, write_gguf
 from benchmarks.synthetic_store import read_shape, write_store
@@ -32,18 +31,6 @@ from mlx_ttd.spec import ModelSpec, model_spec, trunk_tensors
 LAYERS, WHOLE = (4, 8), 40
 PROMPT, DEPTH, STEPS = 512, 4096, 64
 Times = dict[str, dict[str, list[float]]]
-
-
-def read_bandwidth(seconds: float = 1.0) -> float:
-    """GB/s at which all cores together read 512 MB, best of what fits in `seconds`."""
-    parts = [np.ones(512_000_000 // cores() // 4, np.uint32) for _ in range(cores())]
-    best, end = 0.0, time.perf_counter() + seconds
-    with ThreadPoolExecutor(cores()) as pool:
-        while time.perf_counter() < end:
-            began = time.perf_counter()
-            list(pool.map(np.max, parts))
-            best = max(best, sum(p.nbytes for p in parts) / (time.perf_counter() - began) / 1e9)
-    return best
 
 
 def bytes_a_token(spec: ModelSpec) -> int:

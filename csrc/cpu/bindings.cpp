@@ -1,6 +1,5 @@
 #include "bindings.h"
 
-#include <atomic>
 #include <stdexcept>
 
 #include "isa.h"
@@ -28,27 +27,12 @@ void set_threads(int count) {
   ttd::set_threads(count);
 }
 
-// Exclusive or of all words, by all threads: what reading memory costs at least.
-uint64_t read_all(const mlx::core::array& a) {
-  constexpr int64_t piece = 1 << 17;
-  const auto* words = a.data<uint64_t>();
-  const int64_t count = static_cast<int64_t>(a.nbytes() / sizeof(uint64_t));
-  std::atomic<uint64_t> all{0};
-  ttd::parallel_for((count + piece - 1) / piece, [&](int64_t chunk) {
-    uint64_t some = 0;
-    for (int64_t i = chunk * piece; i < count && i < (chunk + 1) * piece; ++i) some ^= words[i];
-    all.fetch_xor(some, std::memory_order_relaxed);
-  });
-  return all;
-}
-
 }  // namespace
 
 NB_MODULE(_native, m) {
   m.def("isas", supported_isas, "The instruction sets that can be forced here.");
   m.def("isa", [] { return std::string(ttd::name(ttd::isa())); }, "The instruction set in use.");
   m.def("set_isa", set_isa, nb::arg("name"), "Force an instruction set; ValueError if this processor lacks it.");
-  m.def("read_all", read_all, nb::arg("a"), "Exclusive or of the 64-bit words of an evaluated array, by all threads.");
   m.def("threads", ttd::threads, "Threads that take part in an operation.");
   m.def("set_threads", set_threads, nb::arg("count"), "Resize the thread pool.");
   ttd::bind_attention(m);

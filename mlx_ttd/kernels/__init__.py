@@ -32,6 +32,7 @@ from .gpu import require_simd_width
 from .gpu_attention import WIDTHS as ATTENTION_WIDTHS
 from .gpu_attention import position
 from .host import to_device, to_host
+from .huge_pages import in_huge_pages
 from .linear import BLOCK, head, linear, linear_pair
 from .moe import SharedExpert, moe, shared_expert
 from .native import extension as native_extension
@@ -64,6 +65,7 @@ __all__ = [
     "gated_delta",
     "gated_rms_norm",
     "head",
+    "in_huge_pages",
     "linear",
     "linear_pair",
     "moe",

@@ -40,7 +40,9 @@ class ResidentWeights:
         self.bytes_read += info.nbytes
         if self.report is not None:
             self.report(self.bytes_read)
-        return read_tensor(info)
+        array = read_tensor(info)
+        kernels.in_huge_pages(array)
+        return array
 
     def packed(self, name: str) -> Weight:
         q = self.store.quantisation(name)

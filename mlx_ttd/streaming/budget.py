@@ -89,7 +89,7 @@ def divide(
     fixed += mark
     if not chunk:
         chunk = BLOCK
-        comfortable = min(2 * spec.top_k, spec.experts) * strides
+        comfortable = (slots or min(2 * spec.top_k, spec.experts)) * strides
         while chunk < 8 * BLOCK and fixed + chunk_bytes(spec, chunk * 2, itemsize) + comfortable <= total:
             chunk *= 2
     scratch = block + chunk_bytes(spec, chunk, itemsize)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import LeaseError
-from ..kernels import bank_write, device_kind, to_device
+from ..kernels import bank_write, device_kind, in_huge_pages, to_device
 from ..spec import STRIDE_UNIT
 from .policies import Policy
 
@@ -24,6 +24,7 @@ def _aligned_bank(slots: int, stride: int) -> mx.array:
     start = -np.array(flat, copy=False).ctypes.data % STRIDE_UNIT
     bank = flat[start : start + slots * stride].reshape(slots, stride)
     mx.eval(bank)
+    in_huge_pages(bank)
     return bank
 
 

@@ -31,8 +31,10 @@ def slots_of_whole_model(memory: int, context: int = 4096) -> int:
     return divide_budget(made, make_options({"dtype": "bfloat16"}), context, memory).slots
 
 
-def load(store: Path, slots: int, read_mode: str = "direct", context: int = 4096, chunk: int = 0) -> mlx_ttd.LLM:
-    fixed: dict[str, Any] = {"slots": slots, "read_mode": read_mode, "context": context, "prefill_chunk": chunk}
+def load(
+    store: Path, slots: int, read_mode: str = "direct", context: int = 4096, chunk: int = 0, **options: Any
+) -> mlx_ttd.LLM:
+    fixed = {"slots": slots, "read_mode": read_mode, "context": context, "prefill_chunk": chunk} | options
     least = mlx_ttd.info(store, **fixed)["least_bytes"]
     return mlx_ttd.load(store, least + 10**8, verify="off", progress=False, replace=False, **fixed)
 

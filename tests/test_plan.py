@@ -22,7 +22,7 @@ from mlx_ttd.plan import Forecast, forecast, plan
 from mlx_ttd.spec import model_spec
 from mlx_ttd.store import Store, convert, open_store, store_of_plan
 from mlx_ttd.store.checkpoint import Checkpoint
-from mlx_ttd.streaming import disk_rates
+from mlx_ttd.streaming import ALLOCATOR_RESERVE, disk_rates
 
 
 def whole_model(head_bits: int) -> Store:
@@ -38,6 +38,17 @@ def test_least_budget_of_the_real_model(head_bits: int, bound: float) -> None:
         divide_budget(whole_model(head_bits), make_options({}), 4096, 1)
     assert refused.value.least_bytes is not None
     assert refused.value.least_bytes <= bound
+
+
+def test_a_fixed_bank_keeps_its_room_however_large_the_chunk_could_be() -> None:
+    store, options = whole_model(16), make_options({"slots": 256})
+    for spare in (0, 10**7, 10**8, 10**9):
+        with pytest.raises(BudgetError) as refused:
+            divide_budget(store, options, 4096, 1)
+        division = divide_budget(store, options, 4096, (refused.value.least_bytes or 0) + spare)
+        strides = sum(layout.stride for layout in store.layouts if layout is not None)
+        given = division.resident + division.state + division.mark + division.scratch + ALLOCATOR_RESERVE
+        assert given + division.slots * strides <= division.total
 
 
 def at(memory: float, machine: Machine | None = None, **options) -> Forecast:

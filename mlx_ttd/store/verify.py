@@ -82,7 +82,7 @@ def verify(
 ) -> VerifyReport:
     """Open a store, read every tensor, record and copied file of it, and compare digests.
 
-    `threads` is twice the CPUs by default, at most 16, so that reading and hashing overlap.
+    `threads` is four times the CPUs by default, at most 16: some read while others hash.
     Raises RecordError when an expert record is damaged, StoreError for anything else; the message lists what is.
     """
     if threads is not None and not 1 <= threads <= 256:
@@ -93,7 +93,7 @@ def verify(
     meter = Meter(progress)
     meter.begin(sum(part.nbytes for part in parts))
     damaged = []
-    with ThreadPoolExecutor(threads or min(16, 2 * (os.cpu_count() or 1)), "verify", _prepare) as pool:
+    with ThreadPoolExecutor(threads or min(16, 4 * (os.cpu_count() or 1)), "verify", _prepare) as pool:
         for part, damage in zip(parts, pool.map(_Part.damage, parts), strict=True):
             meter.current = part.path.name
             meter.advance(part.nbytes)

@@ -43,6 +43,10 @@ static inline bool laid_out_alike(const Linear& a, const Linear& b) {
   return true;
 }
 
+// Blocks of rows in a product's window, and how many of them one chunk of work takes: several where there are many.
+static inline int64_t blocks_of(const Linear& call) { return (call.stop - call.start + block_rows - 1) / block_rows; }
+static inline int64_t chunk_blocks(const Linear& call) { return blocks_of(call) > 2048 ? 8 : 1; }
+
 static inline void lay_out_rows(const Linear& call, int64_t first, int tokens, uint8_t* rows, const LaidOutRows& to) {
   const Matrix& m = call.matrix;
   const int64_t size = row_size(m);
@@ -91,8 +95,7 @@ static void linear_all(const Linear* calls, int count) {
     const Linear& call = calls[i];
     alike[i] = 0;
     while (alike[i] < i && !laid_out_alike(call, calls[alike[i]])) ++alike[i];
-    const int64_t blocks = (call.stop - call.start + block_rows - 1) / block_rows;
-    chunks[i + 1] = chunks[i] + (blocks > 2048 ? (blocks + 7) / 8 : blocks);
+    chunks[i + 1] = chunks[i] + (blocks_of(call) + chunk_blocks(call) - 1) / chunk_blocks(call);
     if (alike[i] < i) continue;
     row_bytes += block_tokens * row_size(call.matrix);
     if (on_tiles(call)) tile_groups_all += tiles_of(block_tokens) * tile_groups(call.matrix);
@@ -119,9 +122,8 @@ static void linear_all(const Linear* calls, int count) {
     parallel_for(chunks[count], [&](int64_t chunk) {
       int i = 0;
       while (chunk >= chunks[i + 1]) ++i;
-      const int64_t width = calls[i].stop - calls[i].start, blocks = (width + block_rows - 1) / block_rows;
-      const int64_t together = blocks > 2048 ? 8 : 1, from = (chunk - chunks[i]) * together;
-      for (int64_t block = from; block < blocks && block < from + together; ++block) {
+      const int64_t width = calls[i].stop - calls[i].start, together = chunk_blocks(calls[i]), from = (chunk - chunks[i]) * together;
+      for (int64_t block = from; block < blocks_of(calls[i]) && block < from + together; ++block) {
         const int64_t first = block * block_rows;
         multiply_block(calls[i], x[i], token, tokens, first, static_cast<int>(width - first < block_rows ? width - first : block_rows));
       }

@@ -6,7 +6,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import StoreError, TTDError
@@ -70,8 +70,15 @@ def opened(path: Path, error: type[TTDError] = StoreError) -> Iterator[int]:
 
 
 def block_buffer(nbytes: int = BLOCK_BYTES) -> memoryview:
-    """Memory for `ranges` with blocks of `nbytes`: at a page, and with room for what precedes an unaligned offset."""
-    return memoryview(mmap.mmap(-1, align(nbytes, PAGE) + PAGE))
+    """Memory for `ranges` with blocks of `nbytes`: at a page, and with room for what precedes an unaligned offset.
+
+    In huge pages where there are any: a direct read is described to the disk page by page.
+    """
+    memory = mmap.mmap(-1, align(nbytes, PAGE) + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
 
 
 def ranges(

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import OptionError, RecordError, StoreError
-from .digest import range_digest
-from .file_ranges import block_buffer
+from .digest import range_digest, sha256
+from .file_ranges import block_buffer, ranges
 from .format import RECORDS_START
 from .progress import Meter, Progress
 from .reader import Store, open_store
 from .safetensors_file import read_header
 
 LISTED = 20
+# Bytes read by all threads together, and by one at a time: larger reads are no faster.
+ROOM, MOST_ROOM = 64 << 20, 8 << 20
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,6 @@ class VerifyReport:
     seconds: float
 
 
-_own = threading.local()
-
-
-def _prepare() -> None:
-    _own.buffer = block_buffer()
-
-
 @dataclass(frozen=True)
 class _Part:
     path: Path
@@ -50,15 +45,37 @@ class _Part:
     digest: str
     record: bool
 
-    def damage(self) -> str | None:
-        """What is wrong with this part, or None. Runs on a thread that `_prepare` has prepared."""
-        try:
-            found = range_digest(self.path, self.offset, self.nbytes, self.what, buffer=_own.buffer)
-        except StoreError as error:
-            return str(error)
-        if found == self.digest:
-            return None
-        return f"{self.path}: {self.what}, {self.nbytes:,} bytes at {self.offset:,}, does not match its digest."
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+_own = threading.local()
+
+
+def _prepare(room: int) -> None:
+    _own.buffer = block_buffer(room)
+
+
+def _digests(run: list[_Part]) -> list[str]:
+    first = run[0]
+    if len(run) == 1:
+        return [range_digest(first.path, first.offset, first.nbytes, first.what, buffer=_own.buffer)]
+    (block,) = ranges(first.path, first.offset, run[-1].end - first.offset, first.what, buffer=_own.buffer)
+    return [sha256(block[part.offset - first.offset : part.end - first.offset]) for part in run]
+
+
+def _damage(run: list[_Part]) -> list[tuple[_Part, str]]:
+    """What is wrong with each damaged part of a run. For a thread that `_prepare` has prepared."""
+    try:
+        found = _digests(run)
+    except StoreError as error:
+        return [(run[0], str(error))] if len(run) == 1 else [damage for part in run for damage in _damage([part])]
+    return [
+        (part, f"{part.path}: {part.what}, {part.nbytes:,} bytes at {part.offset:,}, does not match its digest.")
+        for part, digest in zip(run, found, strict=True)
+        if digest != part.digest
+    ]
 
 
 def _parts(store: Store) -> Iterator[_Part]:
@@ -77,6 +94,18 @@ def _parts(store: Store) -> Iterator[_Part]:
         yield _Part(store.path / name, "the file", 0, copied.bytes, copied.sha256, False)
 
 
+def _runs(parts: Iterator[_Part], room: int) -> Iterator[list[_Part]]:
+    """Parts that follow one another in a file, as many together as `room` bytes take; a larger one by itself."""
+    run: list[_Part] = []
+    for part in parts:
+        follows = run and part.path == run[-1].path and part.offset == run[-1].end
+        if run and not (follows and part.end - run[0].offset <= room):
+            yield run
+            run = []
+        run.append(part)
+    yield run
+
+
 def verify(
     path: str | os.PathLike[str], threads: int | None = None, progress: Callable[[Progress], None] | None = None
 ) -> VerifyReport:
@@ -89,20 +118,22 @@ def verify(
         raise OptionError(f"threads is {threads}; give a number from 1 to 256.")
     started = time.monotonic()
     store = open_store(path)
-    parts = sorted(_parts(store), key=lambda part: -part.nbytes)
+    threads = threads or min(16, 4 * (os.cpu_count() or 1))
+    room = min(MOST_ROOM, ROOM // threads)
+    parts = list(_parts(store))
+    runs = sorted(_runs(iter(parts), room), key=lambda run: run[0].offset - run[-1].end)
     meter = Meter(progress)
     meter.begin(sum(part.nbytes for part in parts))
-    damaged = []
-    with ThreadPoolExecutor(threads or min(16, 4 * (os.cpu_count() or 1)), "verify", _prepare) as pool:
-        for part, damage in zip(parts, pool.map(_Part.damage, parts), strict=True):
-            meter.current = part.path.name
-            meter.advance(part.nbytes)
-            if damage:
-                damaged.append((part.record, damage))
+    damaged: list[tuple[_Part, str]] = []
+    with ThreadPoolExecutor(threads, "verify", _prepare, (room,)) as pool:
+        for run, damages in zip(runs, pool.map(_damage, runs), strict=True):
+            meter.current = run[0].path.name
+            meter.advance(run[-1].end - run[0].offset)
+            damaged += damages
     meter.finish()
     if damaged:
         more = f" And {len(damaged) - LISTED} more." if len(damaged) > LISTED else ""
-        kind = RecordError if any(record for record, _ in damaged) else StoreError
+        kind = RecordError if any(part.record for part, _ in damaged) else StoreError
         raise kind(" ".join(message for _, message in damaged[:LISTED]) + more + " Copy or convert the store again.")
     files = {part.path for part in parts}
     records = sum(part.record for part in parts)

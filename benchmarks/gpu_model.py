@@ -67,7 +67,7 @@ class ResidentExperts:
     """Stands in for ExpertProvider: every expert of every layer in memory."""
 
     def __init__(self, spec: ModelSpec):
-        self.counters = Counters()
+        self.counters, self.next_layer = Counters(), None
         self._layout = record_layout(spec.hidden, spec.inter, INT4, INT4)
         self.slot_of = mx.arange(spec.experts).astype(mx.int32)
         self.banks = [random_records(self._layout, spec.experts, layer) for layer in range(len(spec.layer_types))]

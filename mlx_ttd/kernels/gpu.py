@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import KernelError
 from .backend import device_kind
 from .first_use import first_use
-from .gpu_text import kernel_text, read_text, words
+from .gpu_text import including_text, kernel_text, read_text, words
 
 SIMD_WIDTH = 32
 THREADGROUP_BYTES = 32_768
@@ -67,10 +67,14 @@ class Variant:
 
 @cache
 def _compiled(text: Text, kind: str, dtypes: tuple[mx.Dtype, ...], template: Template) -> Variant:
-    header, body = kernel_text(text.name, (f"prelude_{kind}.h", *text.headers))
+    headers = (f"prelude_{kind}.h", *text.headers)
+    header, body = whole = kernel_text(text.name, headers)
     # MLX keeps compiled code by name, so no two texts may share one.
-    digest = hashlib.sha256("\0".join((header, body, *map(str, dtypes))).encode()).hexdigest()[:12]
-    make: Any = mx.fast.metal_kernel if kind == "metal" else mx.fast.cuda_kernel
+    digest = hashlib.sha256("\0".join((*whole, *map(str, dtypes))).encode()).hexdigest()[:12]
+    make: Any = mx.fast.metal_kernel
+    if kind == "cuda":
+        make = mx.fast.cuda_kernel
+        header, body = including_text(text.name, headers, text.inputs)
     named = words(read_text(f"{text.name}.metal"))
     kernel = make(
         name=f"ttd_{text.name}_{digest}",

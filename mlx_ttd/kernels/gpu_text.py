@@ -1,6 +1,7 @@
-"""The text of a kernel from csrc/kernels: its body, and of its headers only what it uses.
+"""The text of a kernel from csrc/kernels, as each compiler takes it.
 
-MLX's CUDA backend hashes the whole text at every launch, at several microseconds for ten kilobytes.
+Metal's gets the body, and of its headers only what it uses. NVRTC can read files, so CUDA's gets their names: MLX hashes
+the whole text at every launch, at several microseconds for ten kilobytes.
 """
 
 from __future__ import annotations
@@ -40,6 +41,14 @@ def definitions(header: str) -> list[str]:
             found.append(current)
             current = ""
     return found
+
+
+def including_text(name: str, headers: tuple[str, ...], inputs: tuple[str, ...]) -> tuple[str, str]:
+    """Header and body of kernel `name` that include its files by their paths."""
+    header = "".join(f'#include "{files(__package__) / "texts" / file}"\n' for file in headers)
+    # MLX passes the shapes that it finds named.
+    shapes = " ".join(f"{x}_shape" for x in inputs if f"{x}_shape" in words(read_text(f"{name}.metal")))
+    return header, f'#include "{files(__package__) / "texts" / name}.metal"\n// {shapes}\n'
 
 
 @cache

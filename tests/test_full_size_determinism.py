@@ -1,17 +1,17 @@
-"""One layer of the real 35B shapes: the same tokens and logits for every slot count, policy, depth, chunk, thread."""
+"""A delta-net and a full-attention layer of the 35B shapes: the same bits for every budget, read, chunk and thread."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from test_determinism import bf16_router, sum_in_descending_order, sum_in_two_halves
 
 import mlx_ttd
-from mlx_ttd import kernels
+from benchmarks.synthetic_store import read_shape, write_store
 from mlx_ttd.generation import array_digest
 from mlx_ttd.kernels.native import extension
 
@@ -23,6 +23,7 @@ ARMS = [
     {"slots": 200, "policy": "fifo", "depth": 1},
     {"slots": 40, "depth": 16, "parts": 4},
     {"slots": 40, "read_mode": "direct"},
+    {"slots": 40, "policy": "lfu", "prefetch": "next-layer"},
     {"slots": 100, "prefill_chunk": 256, "verify": "off"},
     {"slots": 256, "prefill_chunk": 512, "verify": "always"},
     {"slots": 32, "threads": 1},
@@ -32,18 +33,19 @@ ARMS = [
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("full size") / "store"
-    command = [sys.executable, "-m", "benchmarks.synthetic_store", "qwen3.6-35b-a3b", path, "--layers", "1"]
-    subprocess.run([*command, "--head-bits", "4"], cwd=Path(__file__).parents[1], check=True, capture_output=True)
-    return path
+    folder = tmp_path_factory.mktemp("full size")
+    config = read_shape("qwen3.6-35b-a3b")
+    config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return write_store(folder / "config.json", folder / "store", head_bits=4, embed_bits=4)
 
 
-def digests(store: Path, threads: int | None = None, **options) -> tuple[str, str]:
-    """(tokens, logits of every step) of a prompt of 300 tokens and 4 more."""
-    rows = []
+def digests(store: Path, threads: int | None = None, **options) -> tuple[str, str, str]:
+    """(tokens, hidden states of every token, logits of every step) of a prompt of 300 tokens and 4 more."""
+    hidden, logits = [], []
 
     def note(tokens, row):
-        rows.append(np.array(row))
+        logits.append(np.array(row))
         return row
 
     part = extension()
@@ -52,16 +54,25 @@ def digests(store: Path, threads: int | None = None, **options) -> tuple[str, st
         part.set_threads(threads)
     try:
         with mlx_ttd.load(store, MEMORY, context=512, **options) as llm:
+            states = llm.model.hidden_states
+
+            def noted(*arguments):
+                hidden.append(states(*arguments))
+                return hidden[-1]
+
+            llm.model.hidden_states = noted
             response = llm.generate(PROMPT, max_tokens=4, processors=[note], ignore_eos=True)
             assert llm.stats().counters.misses > 0
     finally:
         if part and threads:
             part.set_threads(before)
-    return response.digest, array_digest(np.stack(rows))
+    rows = np.array(mx.concatenate(hidden).astype(mx.float32))
+    assert len(rows) == len(PROMPT) + 3
+    return response.digest, array_digest(rows), array_digest(np.stack(logits))
 
 
 @pytest.fixture(scope="module")
-def wanted(store) -> tuple[str, str]:
+def wanted(store) -> tuple[str, str, str]:
     return digests(store, slots=256)
 
 
@@ -74,7 +85,7 @@ def test_no_setting_changes_a_bit(arm, store, wanted):
 
 
 @pytest.mark.slow
-def test_a_router_in_bf16_is_seen(store, wanted, monkeypatch):
-    router = kernels.router
-    monkeypatch.setattr(kernels, "router", lambda x, *rest: router(x.astype(mx.bfloat16).astype(x.dtype), *rest))
+@pytest.mark.parametrize("fault", [bf16_router, sum_in_two_halves, sum_in_descending_order])
+def test_a_planted_fault_is_seen(fault, store, wanted, monkeypatch):
+    fault(monkeypatch)
     assert digests(store, slots=40)[1] != wanted[1]

@@ -34,7 +34,7 @@ from mlx_ttd.store.encodings import Plain
 from mlx_ttd.store.file_ranges import block_buffer, drop_cached, pass_by_cache, ranges
 from mlx_ttd.store.pieces import RANGE_BYTES
 from mlx_ttd.store.pipeline import array_workers
-from mlx_ttd.store.quantise import convert_rows
+from mlx_ttd.store.quantise import empty_parts, pack_into
 from mlx_ttd.store.writer import SYNC_BYTES
 
 SHAPE = "qwen3.6-35b-a3b"
@@ -103,11 +103,13 @@ def both_ways(source: Path, scratch: Path, nbytes: int) -> None:
 def quantise(values: int) -> None:
     """Pack `values` bf16 values to 4 bits by groups of 64 on the conversion's workers, from one block in memory."""
     rows = np.random.default_rng(0).standard_normal((RANGE_BYTES // 4 // COLUMNS, COLUMNS), np.float32)
-    block = np.array(mx.array(rows).astype(mx.bfloat16).view(mx.uint16)).view(np.uint8)
+    block, packing = np.array(mx.array(rows).astype(mx.bfloat16).view(mx.uint16)).view(np.uint8), Quantisation(4, 64)
+
+    def pack(_: int) -> None:
+        pack_into([block], Plain("BF16"), packing, empty_parts(len(block), COLUMNS, packing))
+
     with array_workers() as workers:
-        list(
-            workers.map(lambda _: convert_rows([block], Plain("BF16"), Quantisation(4, 64)), range(values // rows.size))
-        )
+        list(workers.map(pack, range(values // rows.size)))
 
 
 def hash_all(nbytes: int) -> None:

@@ -42,6 +42,7 @@ NB_MODULE(_native, m) {
   ttd::bind_linear(m);
   ttd::bind_moe(m);
   ttd::bind_norms(m);
+  ttd::bind_quantize(m);
   ttd::bind_read_pool(m);
   ttd::bind_router(m);
 }

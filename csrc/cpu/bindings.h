@@ -21,6 +21,7 @@ void bind_gated_delta(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_moe(nanobind::module_& m);
 void bind_norms(nanobind::module_& m);
+void bind_quantize(nanobind::module_& m);
 void bind_read_pool(nanobind::module_& m);
 void bind_router(nanobind::module_& m);
 

@@ -10,6 +10,7 @@
 #include "gates.h"
 #include "linear.h"
 #include "norms.h"
+#include "quantize.h"
 #include "router.h"
 
 #define TTD_CONCAT(a, b) a##b
@@ -24,6 +25,7 @@ extern const Operations TTD_TABLE(TTD_ISA) = {
     .gated_delta = TTD_ISA::gated_delta,
     .linear_all = TTD_ISA::linear_all,
     .norm_rope = TTD_ISA::norm_rope,
+    .quantize = TTD_ISA::quantize,
     .rms_norm = TTD_ISA::rms_norm,
     .router = TTD_ISA::router,
     .sigmoid_scaled = TTD_ISA::sigmoid_scaled,

@@ -11,6 +11,7 @@ struct ExpertSum;
 struct GatedDelta;
 struct Linear;
 struct NormRope;
+struct Quantize;
 struct RmsNorm;
 struct Router;
 struct SigmoidScaled;
@@ -23,6 +24,7 @@ struct Operations {
   void (*gated_delta)(const GatedDelta&);
   void (*linear_all)(const Linear*, int);
   void (*norm_rope)(const NormRope&);
+  void (*quantize)(const Quantize&);
   void (*rms_norm)(const RmsNorm&);
   void (*router)(const Router&);
   void (*sigmoid_scaled)(const SigmoidScaled&);

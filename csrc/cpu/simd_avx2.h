@@ -52,6 +52,17 @@ static inline void store(int32_t* p, Floats a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_cvtps_epi32(a.lo));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), _mm256_cvtps_epi32(a.hi));
 }
+static inline __m128i nearest_bytes(Floats a) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)), 0xd8);
+  return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+static inline void store(uint8_t* p, Floats a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), nearest_bytes(a)); }
+
+// Whole numbers nearest to a, of 4 bits each: eight bytes, low bits first.
+static inline void store_nibbles(uint8_t* p, Floats a) {
+  const __m128i pairs = _mm_maddubs_epi16(nearest_bytes(a), _mm_set1_epi16(0x1001));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(pairs, pairs));
+}
 
 static inline Floats operator+(Floats a, Floats b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 static inline Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }

@@ -36,6 +36,16 @@ static inline void store(f16* p, Floats a) {
 
 // Whole numbers nearest to a.
 static inline void store(int32_t* p, Floats a) { _mm512_storeu_si512(p, _mm512_cvtps_epi32(a.v)); }
+static inline void store(uint8_t* p, Floats a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
+
+// Whole numbers nearest to a, of 4 bits each: eight bytes, low bits first.
+static inline void store_nibbles(uint8_t* p, Floats a) {
+  const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v));
+  const __m128i pairs = _mm_maddubs_epi16(bytes, _mm_set1_epi16(0x1001));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_cvtepi16_epi8(pairs));
+}
 
 static inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
 static inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }

@@ -71,6 +71,22 @@ static inline void store(f16* p, Floats a) {
 static inline void store(int32_t* p, Floats a) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int32_t>(std::nearbyint(a.v[i]));
 }
+// From 2^23 on floats are whole numbers one apart, so that adding it rounds, and leaves a small number in the low bits.
+static inline void store(uint8_t* p, Floats a) {
+  for (int i = 0; i < 16; ++i) {
+    const float value = a.v[i] + 0x1p23f;
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    p[i] = static_cast<uint8_t>(bits);
+  }
+}
+
+// Whole numbers nearest to a, of 4 bits each: eight bytes, low bits first.
+static inline void store_nibbles(uint8_t* p, Floats a) {
+  uint8_t bytes[16];
+  store(bytes, a);
+  for (int i = 0; i < 8; ++i) p[i] = static_cast<uint8_t>(bytes[2 * i] | bytes[2 * i + 1] << 4);
+}
 
 static inline Floats operator+(Floats a, Floats b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
 static inline Floats operator-(Floats a, Floats b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }

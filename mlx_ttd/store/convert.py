@@ -29,9 +29,10 @@ SPARE_BYTES = 64 << 20
 def _write(checkpoint: Checkpoint, file: PlannedFile, workers: Executor, meter: Meter) -> FileEntry:
     writer = FileWriter(file.header)
     try:
-        with behind(writer.write) as write:
+        with behind(writer.put) as put, behind(writer.digest) as digest:
             for part, position, data in pieces(checkpoint, file, workers):
-                write(part, position, data)
+                put(part, position, data)
+                digest(part, data)
                 meter.advance(len(data))
         return writer.finish()
     finally:

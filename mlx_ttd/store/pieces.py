@@ -13,7 +13,7 @@ from .encodings import Bytes
 from .importers.base import row_count
 from .pipeline import ahead, mapped
 from .plan import PlannedFile, PlannedTensor
-from .quantise import convert_rows
+from .quantise import empty_parts, pack_into, plain_rows
 
 RANGE_BYTES = 16 << 20
 
@@ -34,19 +34,27 @@ def _dense(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> Iter
 
     def pack(found: tuple[PlannedTensor, int, list[Bytes]]) -> list[Piece]:
         planned, start, blocks = found
-        name = planned.source.tensor.name
-        packed = convert_rows(blocks, planned.source.encoding, planned.target)
-        parts = zip((name, name + ".scales", name + ".biases"), packed, strict=False)
-        return [(part, start * block.shape[1], block.data.cast("B")) for part, block in parts]
+        tensor, encoding, target = planned.source.tensor, planned.source.encoding, planned.target
+        if target is None:
+            parts = [plain_rows(blocks, encoding)]
+        else:
+            parts = empty_parts(len(blocks[0]), tensor.shape[-1], target)
+            pack_into(blocks, encoding, target, parts)
+        names = (tensor.name, tensor.name + ".scales", tensor.name + ".biases")
+        named = zip(names, parts, strict=False)
+        return [(name, start * part.shape[1], part.data.cast("B")) for name, part in named]
 
     return mapped(pack, ahead(read()), workers)
 
 
-def _place(records: Bytes, matrix: Matrix, packed: list[Bytes]) -> None:
-    for offset, block in zip((matrix.codes, matrix.scales, matrix.biases), packed, strict=False):
-        assert offset is not None
-        rows = block.reshape(len(records), -1)
-        records[:, offset : offset + rows.shape[1]] = rows
+def _parts(record: np.ndarray, matrix: Matrix) -> list[Bytes]:
+    """Where a record has a matrix' codes, scales and, affine only, biases."""
+    places = (
+        (matrix.codes, matrix.codes_bytes),
+        (matrix.scales, matrix.scales_bytes),
+        (matrix.biases, matrix.scales_bytes),
+    )
+    return [record[start : start + size].reshape(matrix.rows, -1) for start, size in places if start is not None]
 
 
 def _experts(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> Iterator[list[Piece]]:
@@ -61,8 +69,11 @@ def _experts(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> It
     def pack(found: tuple[int, int, list[list[Bytes]]]) -> list[Piece]:
         first, last, blocks = found
         records = np.zeros((last - first, layout.stride), np.uint8)
-        for matrix, planned, block in zip((layout.gate_up, layout.down), file.tensors, blocks, strict=True):
-            _place(records, matrix, convert_rows(block, planned.source.encoding, planned.target))
+        for matrix, planned, found_blocks in zip((layout.gate_up, layout.down), file.tensors, blocks, strict=True):
+            assert planned.target is not None
+            for i, record in enumerate(records):
+                rows = [block[i * matrix.rows : (i + 1) * matrix.rows] for block in found_blocks]
+                pack_into(rows, planned.source.encoding, planned.target, _parts(record, matrix))
         return [(first + i, (first + i) * layout.stride, record.data) for i, record in enumerate(records)]
 
     return mapped(pack, ahead(read()), workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
+from ..kernels import quantize
 from ..spec import Quantisation
 from .encodings import Bytes, Encoding, Packed
 from .fp8_block import bfloat16_bytes
@@ -18,25 +19,10 @@ def stored_dtype(encoding: Encoding) -> str:
     return "BF16" if isinstance(encoding, Packed) else encoding.dtype
 
 
-def _as_float32(block: Bytes, dtype: str) -> mx.array:
+def _array(block: Bytes, dtype: str) -> mx.array:
     view, kind = NUMPY_VIEWS[dtype]
     array = mx.array(block.view(view))
-    return (array if kind == mx.float32 or array.dtype == kind else array.view(kind)).astype(mx.float32)
-
-
-def _as_bytes(array: mx.array) -> Bytes:
-    mx.eval(array)
-    if array.dtype == mx.bfloat16:
-        array = array.view(mx.uint16)
-    return np.array(array, copy=True).view(np.uint8)
-
-
-def quantise(values: mx.array, q: Quantisation) -> list[Bytes]:
-    """Pack f32 rows by mx.quantize; affine scales and biases are rounded to bf16 last, as MLX does for bf16 rows."""
-    if q.mode == "mxfp4":
-        return [_as_bytes(a) for a in mx.quantize(values, q.group, q.bits, mode="mxfp4")]
-    codes, scales, biases = mx.quantize(values, q.group, q.bits)
-    return [_as_bytes(codes), _as_bytes(scales.astype(mx.bfloat16)), _as_bytes(biases.astype(mx.bfloat16))]
+    return (array if array.dtype == kind else array.view(kind)).astype(mx.float32)
 
 
 def dequantise(blocks: list[Bytes], q: Quantisation) -> mx.array:
@@ -44,16 +30,40 @@ def dequantise(blocks: list[Bytes], q: Quantisation) -> mx.array:
     codes = mx.array(blocks[0].view(np.uint32))
     if q.mode == "mxfp4":
         return mx.dequantize(codes, mx.array(blocks[1]), None, q.group, q.bits, mode="mxfp4", dtype=mx.float32)
-    scales, biases = (_as_float32(block, SCALE_VIEWS[q.scale_dtype]) for block in blocks[1:])
+    scales, biases = (_array(block, SCALE_VIEWS[q.scale_dtype]) for block in blocks[1:])
     return mx.dequantize(codes, scales, biases, q.group, q.bits)
 
 
-def convert_rows(blocks: list[Bytes], encoding: Encoding, target: Quantisation | None) -> list[Bytes]:
-    """The parts of some rows in the form the store keeps: the very bytes found when that form is already theirs."""
+def empty_parts(rows: int, cols: int, q: Quantisation) -> list[Bytes]:
+    """Room for `rows` packed rows: codes, scales (bf16 unless mxfp4) and, affine only, biases."""
+    groups = cols // q.group
+    widths = (cols * q.bits // 8, groups) if q.mode == "mxfp4" else (cols * q.bits // 8, 2 * groups, 2 * groups)
+    return [np.empty((rows, width), np.uint8) for width in widths]
+
+
+def pack_into(blocks: list[Bytes], encoding: Encoding, target: Quantisation, parts: list[Bytes]) -> None:
+    """Put rows into `parts`: the very bytes found where `target` is how they are packed, else packed by it.
+
+    Affine scales and biases are rounded to bf16 last, as MLX does for bf16 rows.
+    """
     found = encoding.quantisation if isinstance(encoding, Packed) else None
     if found == target:
-        return blocks
-    values = _as_float32(blocks[0], stored_dtype(encoding)) if found is None else dequantise(blocks, found)
-    if target is None:
-        return [bfloat16_bytes(np.array(values))]
-    return quantise(values, target)
+        for part, block in zip(parts, blocks, strict=True):
+            part[...] = block
+        return
+    dtype = stored_dtype(encoding)
+    if target.mode == "mxfp4":
+        values = _array(blocks[0], dtype) if found is None else dequantise(blocks, found)
+        for part, packed in zip(parts, mx.quantize(values, target.group, target.bits, mode="mxfp4"), strict=True):
+            part[...] = np.array(packed).view(np.uint8)
+        return
+    numbers = blocks[0].view(NUMPY_VIEWS[dtype][0]) if found is None else np.array(dequantise(blocks, found))
+    codes, scales, biases = parts
+    quantize(numbers, target.bits, target.group, codes.view(np.uint32), scales.view(np.uint16), biases.view(np.uint16))
+
+
+def plain_rows(blocks: list[Bytes], encoding: Encoding) -> Bytes:
+    """Rows kept plain: the very bytes found, or bf16 where they are found packed."""
+    if isinstance(encoding, Packed):
+        return bfloat16_bytes(np.array(dequantise(blocks, encoding.quantisation)))
+    return blocks[0]

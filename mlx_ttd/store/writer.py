@@ -35,13 +35,21 @@ class FileWriter:
         pass_by_cache(self.fd)
         self._write_at(0, memoryview(header.raw))
 
-    def write(self, part: str | int, position: int, data: memoryview) -> None:
-        """Write `data` at `position` bytes into the part's tensor (into the whole of `records` for an expert)."""
-        tensor = self.header.tensors[RECORDS if isinstance(part, int) else part]
+    def digest(self, part: str | int, data: memoryview) -> None:
+        """Take the part's next bytes into its digest."""
         if part not in self.digests:
             self.digests[part] = hashlib.sha256()
         self.digests[part].update(data)
+
+    def put(self, part: str | int, position: int, data: memoryview) -> None:
+        """Write `data` at `position` bytes into the part's tensor (into the whole of `records` for an expert)."""
+        tensor = self.header.tensors[RECORDS if isinstance(part, int) else part]
         self._write_at(tensor.offset + position, data)
+
+    def write(self, part: str | int, position: int, data: memoryview) -> None:
+        """Both, for who has nothing else to do meanwhile."""
+        self.digest(part, data)
+        self.put(part, position, data)
 
     def _write_at(self, offset: int, data: memoryview) -> None:
         done = 0

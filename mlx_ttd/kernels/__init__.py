@@ -18,6 +18,7 @@ from . import (
     native_linear,
     native_moe,
     native_norms,
+    native_quantize,
     native_router,
 )
 from .attention import attention
@@ -38,6 +39,7 @@ from .moe import SharedExpert, moe, shared_expert
 from .native import extension as native_extension
 from .native import native_status
 from .norms import gated_rms_norm, norm_rope, rms_norm
+from .quantize import quantize
 from .router import router
 from .weight import Weight
 
@@ -74,6 +76,7 @@ __all__ = [
     "norm_rope",
     "part_views",
     "position",
+    "quantize",
     "require_simd_width",
     "rms_norm",
     "router",

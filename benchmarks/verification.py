@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ import numpy as np
 import mlx_ttd
 from benchmarks.block import Block, cores, spread
 from mlx_ttd.store import Store, open_store, verify
-from mlx_ttd.store.file_ranges import drop_cached, opened, read_into
+from mlx_ttd.store.file_ranges import block_buffer, drop_cached, opened, ranges
 
 RANGE, HASHED, STREAMS = 16 << 20, 512 << 20, 4
 CHECKS, SLOTS, TOKENS = ("off", "first-read", "always"), 24, 24
@@ -53,17 +54,23 @@ def empty_cache(store: Store) -> None:
             drop_cached(fd, 0, path.stat().st_size)
 
 
+own = threading.local()
+
+
+def prepare() -> None:
+    own.buffer = block_buffer(RANGE)
+
+
 def read_range(place: tuple[Path, int, int]) -> None:
-    path, offset, nbytes = place
-    with opened(path) as fd:
-        read_into(fd, memoryview(bytearray(nbytes)), offset, path, "a range")
-        drop_cached(fd, offset, nbytes)
+    for _ in ranges(*place, "a range", buffer=own.buffer):
+        pass
 
 
 def read_all(store: Store, streams: int) -> None:
+    """Read every file as fast as the disk gives it: directly, into huge pages, 16 MB at a time."""
     sizes = [(path, path.stat().st_size) for path in files_of(store)]
     places = [(path, start, min(RANGE, size - start)) for path, size in sizes for start in range(0, size, RANGE)]
-    with ThreadPoolExecutor(streams) as pool:
+    with ThreadPoolExecutor(streams, initializer=prepare) as pool:
         list(pool.map(read_range, places))
 
 

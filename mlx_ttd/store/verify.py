@@ -87,8 +87,9 @@ def _parts(store: Store) -> Iterator[_Part]:
             for expert, digest in enumerate(entry.records):
                 start = RECORDS_START + expert * stride
                 yield _Part(path, f"{layer}, expert {expert}", start, stride, digest, True)
+        places = read_header(path).tensors
         for tensor, digest in (entry.tensors or {}).items():
-            info = read_header(path).tensors[tensor]
+            info = places[tensor]
             yield _Part(path, f"tensor {tensor!r}", info.offset, info.nbytes, digest, False)
     for name, copied in store.manifest.copied.items():
         yield _Part(store.path / name, "the file", 0, copied.bytes, copied.sha256, False)

@@ -130,7 +130,8 @@ def decode_32k(store: Path, block: Block, rounds: int) -> None:
             arm = arms[position] = LiveArm(llm, warm=0)
             for layer in arm.sequence.state:
                 if isinstance(layer, KVState):
-                    layer.keys, layer.values = (mx.random.normal(a.shape).astype(a.dtype) for a in layer.state)
+                    for a in layer.state:
+                        a[:] = mx.random.normal(a.shape).astype(a.dtype)
                     layer.offset = position
                     mx.eval(layer.state)
             arm.seconds(WARM)

@@ -1,4 +1,4 @@
-"""What the options mean for a store on this machine: dtypes, and the division of the memory budget."""
+"""What the options mean for a store on this machine: the dtype of its rows, and the division of the memory budget."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from .streaming import Division, auto_budget, divide, parse_size
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 
 
-def dtypes(options: Options) -> tuple[mx.Dtype, mx.Dtype]:
-    """(residual stream, keys and values)."""
+def residual_dtype(options: Options) -> mx.Dtype:
     own = "float32" if kernels.device_kind() == "cpu" else "bfloat16"
-    dtype = own if options.dtype == "auto" else options.dtype
-    kv_dtype = "bfloat16" if options.kv_dtype == "auto" else options.kv_dtype
-    return DTYPES[dtype], DTYPES[kv_dtype]
+    return DTYPES[own if options.dtype == "auto" else options.dtype]
 
 
 def _attention_scores() -> bool:
@@ -34,8 +31,8 @@ def divide_budget(store: Store, options: Options, context: int, total: int | Non
     """How `total` bytes, by default `options.memory`, are divided for `store`. BudgetError names the least budget."""
     if total is None:
         total = total_bytes(options.memory)
-    dtype, kv_dtype = dtypes(options)
-    held = state.state_bytes(store.spec, context, dtype.size, kv_dtype.size)
+    dtype = residual_dtype(options)
+    held = state.state_bytes(store.spec, context, dtype.size, options.kv_bits)
     chunk = -(-options.prefill_chunk // kernels.BLOCK) * kernels.BLOCK
     mark = store.spec.recurrent_bytes(dtype.size)
     return divide(store, total, held, context, dtype.size, _attention_scores(), chunk, options.slots, mark)

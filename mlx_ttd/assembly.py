@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from . import kernels
-from .allocation import dtypes
+from .allocation import residual_dtype
 from .layers import ResidentWeights
 from .models import Model, model_class
 from .observe import Counters
@@ -68,9 +68,8 @@ def assemble(
     embedding = None
     if store.embedding:
         embedding = EmbeddingRows(store.embedding, store.quantisation("embedding"), counters)
-    dtype, kv_dtype = dtypes(options)
     kind = model_class(store.spec.model_type)
-    model = kind(store.spec, weights, provider, embedding, dtype, kv_dtype, context)
+    model = kind(store.spec, weights, provider, embedding, residual_dtype(options), options.kv_bits, context)
     mx.eval(model.parameters())
     line.clear()
     counters.resident_bytes = weights.bytes_read

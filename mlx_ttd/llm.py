@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from . import kernels, state
 from ._version import __version__
-from .allocation import divide_budget, dtypes, total_bytes
+from .allocation import divide_budget, residual_dtype, total_bytes
 from .assembly import assemble, enter_division
 from .backends import force_backend
 from .errors import ContextError, StateError
@@ -64,11 +64,10 @@ class LLM:
         if self.provider is not None:
             self.provider.before_call = self.governor.check
         self._unwire = self._wire()
-        dtype, kv_dtype = dtypes(options)
         self.fingerprint = {
             "store": store.digest,
-            "dtype": str(dtype),
-            "kv_dtype": str(kv_dtype),
+            "dtype": str(residual_dtype(options)),
+            "kv_bits": str(options.kv_bits),
             "version": __version__,
         }
         self._running: Running | None = None

@@ -20,7 +20,7 @@ DEFAULTS_FILE = Path(__file__).with_name("defaults.json")
 MEASURED = {name: entry["value"] for name, entry in json.loads(DEFAULTS_FILE.read_text()).items()}
 
 
-def _option(default: Any, doc: str, choices: tuple[str, ...] = (), low: int = 0, high: int = 0) -> Any:
+def _option(default: Any, doc: str, choices: tuple[str | int, ...] = (), low: int = 0, high: int = 0) -> Any:
     return field(default=default, metadata={"doc": doc, "choices": choices, "low": low, "high": high})
 
 
@@ -31,7 +31,11 @@ class Options:
     memory: str | int = _option("auto", "bytes, '3GB', '2.5GiB' or 'auto': the bound on everything the library keeps")
     context: int = _option(4096, "tokens that keys and values are reserved for", low=1, high=1 << 22)
     dtype: str = _option("auto", "of the residual stream; auto: float32 on CPU, bfloat16 on a GPU", DTYPES)
-    kv_dtype: str = _option("auto", "of keys and values; auto: bfloat16", DTYPES)
+    kv_bits: int = _option(
+        16,
+        "of a number in keys and values: 32 float32, 16 bfloat16, 8 codes in groups of 64, at half the bytes",
+        (32, 16, 8),
+    )
     policy: str = _option(MEASURED["policy"], "which expert leaves a full layer", tuple(policy_names()))
     slots: int = _option(0, "slots a layer; 0: as many as memory holds", low=0, high=4096)
     depth: int = _option(MEASURED["depth"], "reads in flight at a time", low=1, high=256)
@@ -63,7 +67,7 @@ def describe_options() -> str:
     """A line per option: name, default, meaning, choices."""
     lines = []
     for f in fields(Options):
-        choices = f" ({', '.join(f.metadata['choices'])})" if f.metadata["choices"] else ""
+        choices = f" ({', '.join(map(str, f.metadata['choices']))})" if f.metadata["choices"] else ""
         lines.append(f"{f.name} = {f.default!r}: {f.metadata['doc']}{choices}")
     return "\n".join(lines)
 
@@ -92,7 +96,7 @@ def _check(name: str, value: Any, default: Any, metadata: Mapping[str, Any]) -> 
     if type(value) is not type(default):
         raise OptionError(f"{name}={value!r} is a {type(value).__name__}; a {type(default).__name__} is needed.")
     if metadata["choices"] and value not in metadata["choices"]:
-        raise OptionError(f"{name}={value!r} is unknown; choose one of {', '.join(metadata['choices'])}.")
+        raise OptionError(f"{name}={value!r} is unknown; choose one of {', '.join(map(str, metadata['choices']))}.")
     if metadata["high"] and not metadata["low"] <= value <= metadata["high"]:
         raise OptionError(f"{name}={value!r} is out of range: {metadata['low']:,} to {metadata['high']:,}.")
 

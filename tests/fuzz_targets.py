@@ -159,7 +159,7 @@ def saved_state(folder: Path) -> Target:
     path, spec = folder / "state.safetensors", model_spec(json.loads((mlx_ttd.demo_path() / "config.json").read_text()))
 
     def fresh() -> list[state.LayerState]:
-        return state.new_state(spec, 16, mx.float32, mx.float32)
+        return state.new_state(spec, 16, mx.float32, 32)
 
     empty = fresh()
     for layer in empty:

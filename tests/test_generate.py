@@ -164,7 +164,7 @@ def test_a_foreign_or_broken_state_is_refused(llm, tmp_path):
     path = tmp_path / "state.safetensors"
     fresh(llm, ids(5), max_tokens=1)
     llm.save_state(path)
-    with mlx_ttd.load("demo", MEMORY, kv_dtype="float32") as other, pytest.raises(StateError, match="kv_dtype"):
+    with mlx_ttd.load("demo", MEMORY, kv_bits=32) as other, pytest.raises(StateError, match="kv_bits"):
         other.restore_state(path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(StateError, match="cut short"):

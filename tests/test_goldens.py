@@ -22,7 +22,7 @@ def both_ways(llm, tokens):
 @pytest.mark.parametrize("name", goldens.TINY)
 def test_tiny_random_models(name, tmp_path):
     wanted = np.load(goldens.FOLDER / f"{name}.npz")["logits"]
-    with mlx_ttd.load(goldens.tiny_store(name, tmp_path).path, MEMORY, kv_dtype="float32") as llm:
+    with mlx_ttd.load(goldens.tiny_store(name, tmp_path).path, MEMORY, kv_bits=32) as llm:
         for found in both_ways(llm, goldens.tiny_tokens(llm.store)):
             error = found - wanted
             assert np.abs(error).max() < 1e-3
@@ -32,7 +32,7 @@ def test_tiny_random_models(name, tmp_path):
 
 def test_the_demo_model():
     golden = np.load(goldens.FOLDER / "demo.npz")
-    with mlx_ttd.load("demo", MEMORY, slots=8, kv_dtype="float32") as llm:
+    with mlx_ttd.load("demo", MEMORY, slots=8, kv_bits=32) as llm:
         assert str(golden["digest"]) == llm.store.digest, (
             "the demo store changed: run tests/goldens.py with transformers"
         )

@@ -31,7 +31,7 @@ def oracle_trace():
 
 def record(folder, **options):
     tokens = load_trace(goldens.FOLDER / "trace").tokens
-    return mlx_ttd.trace("demo", tokens, folder, memory=MEMORY, kv_dtype="float32", **options)
+    return mlx_ttd.trace("demo", tokens, folder, memory=MEMORY, kv_bits=32, **options)
 
 
 def test_every_quantity_equals_transformers(oracle_trace, tmp_path):

@@ -35,7 +35,7 @@ def pair(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("oracle")
     model = oracle.random_model(**case)
     path = mlx_ttd.convert(oracle.save(model, root / "hf", fused), root / "model.ttd")
-    with mlx_ttd.load(path, "400MB", slots=6 if case["moe"] else 0, kv_dtype="float32") as llm:
+    with mlx_ttd.load(path, "400MB", slots=6 if case["moe"] else 0, kv_bits=32) as llm:
         yield llm, oracle.with_weights(model, oracle.store_weights(llm.store))
 
 
@@ -101,7 +101,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_logits_of_its_weights(layout, tmp_path):
     path = mlx_ttd.convert(LAYOUTS[layout](tmp_path / "checkpoint"), tmp_path / "store.ttd")
-    with mlx_ttd.load(path, "400MB", slots=4, kv_dtype="float32") as llm:
+    with mlx_ttd.load(path, "400MB", slots=4, kv_bits=32) as llm:
         tokens = np.random.default_rng(5).integers(0, llm.store.spec.vocab, 70).tolist()
         wanted = oracle.oracle_logits(oracle.model_of(llm.store), tokens)
         assert_close(np.array(llm.model(mx.array([tokens])))[0], wanted)

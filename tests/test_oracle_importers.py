@@ -28,7 +28,7 @@ TOKENS = np.random.default_rng(5).integers(0, TEXT["vocab_size"], 70).tolist()
 
 
 def logits(store: Path) -> np.ndarray:
-    with mlx_ttd.load(store, "400MB", kv_dtype="float32") as llm:
+    with mlx_ttd.load(store, "400MB", kv_bits=32) as llm:
         return np.array(llm.model(mx.array([TOKENS])))[0]
 
 

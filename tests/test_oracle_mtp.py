@@ -68,7 +68,7 @@ def test_mtp_logits_equal_transformers(tmp_path: Path, config: dict[str, Any]) -
         positions = torch.arange(1, len(TOKENS))[None]
         rows = mtp.forward_layer(0, hidden, positions, None, input_ids=ids[:, 1:])
         wanted = mtp._project_to_logits(rows)[0].numpy()
-    with mlx_ttd.load(path, "400MB", kv_dtype="float32") as llm:
+    with mlx_ttd.load(path, "400MB", kv_bits=32) as llm:
         provider = None
         if store.spec.is_moe:
             counters = Counters()

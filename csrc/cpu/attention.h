@@ -2,7 +2,7 @@
 // ascending order, so a query's bits depend on nothing but the query, its keys and their positions.
 #pragma once
 
-#include "numbers.h"
+#include "kept_rows.h"
 
 namespace ttd {
 
@@ -15,8 +15,7 @@ struct Attention {
   const void* q;  // [tokens, heads, head_dim]
   Type gate_type;
   const void* gate;  // [tokens, heads, head_dim], or null
-  Type key_type;
-  const void *keys, *values;  // [key_heads, capacity, head_dim]
+  KeptRows keys, values;  // [key_heads, capacity, head_dim], of one form
   void* out;                  // [tokens, heads, head_dim]
 };
 
@@ -25,19 +24,32 @@ void attention(const Attention& call);
 }  // namespace ttd
 
 #ifdef TTD_OPERATIONS
-#include "pool.h"
-#include "sixteens.h"
-
 namespace ttd::TTD_ISA {
 
 constexpr int64_t segment_keys = 256;  // keys whose softmax is taken at once
 constexpr int64_t near_keys = 32;      // keys that all queries visit while their lines are near
 constexpr int64_t most_queries = 96;   // queries of a key head that share a visit
-// Tiles whose sums fit the registers.
+constexpr int64_t few_queries = 16;    // queries that read keys as they are kept; for more these are first made floats
+
+// Rows that were made floats, and lie near.
+struct Panel : Numbers<float> {
+  using Numbers::Numbers;
+  void ask_for(int64_t, int64_t) const {}
+};
+
+// Tiles whose sums fit the registers; where rows have to be made floats each time, all queries of a key head together.
 #if defined(__AVX512F__)
-constexpr int score_queries = 6, value_queries = 8, value_columns = 2;
+template <class Rows>
+constexpr int score_queries = std::is_same_v<Rows, Panel> ? 6 : 8;
+template <class Rows>
+constexpr int score_keys = std::is_same_v<Rows, Panel> ? 4 : 2;
+constexpr int value_queries = 8, value_columns = 2;
 #else
-constexpr int score_queries = 2, value_queries = 4, value_columns = 1;
+template <class Rows>
+constexpr int score_queries = 2;
+template <class Rows>
+constexpr int score_keys = 4;
+constexpr int value_queries = 4, value_columns = 1;
 #endif
 
 // For each of some queries: its largest score, the sum of its exponentials, and the values weighted by them.
@@ -48,37 +60,53 @@ struct Partial {
   static int64_t size(int64_t queries, int64_t width) { return round_up(2 * queries) + queries * width; }
 };
 
-// Products of R queries and K keys: scores [R][segment_keys].
-template <int R, int K, class T>
-static inline void score(const float* const* q, const T* keys, int64_t dim, float* scores) {
+// `count` rows as floats.
+template <class Rows>
+static inline Panel unpacked(const Rows& rows, int64_t count, int64_t width) {
+  float* out = scratch<float>(Scratch::panel, near_keys * width);
+  for (int64_t row = 0; row < count; ++row)
+    over_sixteens(rows.dim, [&](int64_t i, int64_t n) {
+      rows.ask_for(near_keys + row, i);
+      store(out + row * width + i, rows.at(row, i, n));
+    });
+  return {out, width};
+}
+
+// Products of R queries and K keys from `key` on: scores [R][segment_keys].
+template <int R, int K, class Rows>
+static inline void score(const float* const* q, const Rows& keys, int64_t key, float* scores) {
   Floats lanes[R][K];
   for (int r = 0; r < R; ++r)
     for (int k = 0; k < K; ++k) lanes[r][k] = splat(0.0f);
-  over_sixteens(dim, [&](int64_t i, int64_t n) {
-    Floats key[K];
+  over_sixteens(keys.dim, [&](int64_t i, int64_t n) {
+    Floats at[K];
     for (int k = 0; k < K; ++k) {
-      __builtin_prefetch(keys + (near_keys + k) * dim + i, 0, 2);
-      key[k] = load_upto(keys + k * dim + i, n);
+      keys.ask_for(near_keys + key + k, i);
+      at[k] = keys.at(key + k, i, n);
     }
     for (int r = 0; r < R; ++r) {
       const Floats query = load(q[r] + i);
-      for (int k = 0; k < K; ++k) lanes[r][k] = fma(query, key[k], lanes[r][k]);
+      for (int k = 0; k < K; ++k) lanes[r][k] = fma(query, at[k], lanes[r][k]);
     }
   });
-  for (int r = 0; r < R; ++r) sum_each<K>(lanes[r], scores + r * segment_keys);
+  float sums[R * K];
+  sum_each<R * K>(&lanes[0][0], sums);
+  for (int r = 0; r < R; ++r)
+    for (int k = 0; k < K; ++k) scores[r * segment_keys + k] = sums[r * K + k];
 }
 
-// R queries' weights [R][segment_keys] times 16 C channels of `keys` values, added to out [R][width].
-template <int R, int C, class T>
-static inline void add_values(const float* weights, const T* values, int64_t dim, int64_t keys, float* out, int64_t width, int64_t channels) {
+// R queries' weights [R][segment_keys] times `channels`, up to 16 C, of `keys` values, added to out [R][width].
+template <int R, int C, class Rows>
+static inline void add_values(const float* weights, const Rows& values, int64_t keys, int64_t channel, int64_t channels, float* out,
+                              int64_t width) {
   Floats lanes[R][C];
   for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) lanes[r][c] = load(out + r * width + 16 * c);
+    for (int c = 0; c < C; ++c) lanes[r][c] = load(out + r * width + channel + 16 * c);
   for (int64_t key = 0; key < keys; ++key) {
     Floats value[C];
     for (int c = 0; c < C; ++c) {
-      __builtin_prefetch(values + (near_keys + key) * dim + 16 * c, 0, 2);
-      value[c] = load_upto(values + key * dim + 16 * c, channels - 16 * c);
+      values.ask_for(near_keys + key, channel + 16 * c);
+      value[c] = values.at(key, channel + 16 * c, channels - 16 * c);
     }
     for (int r = 0; r < R; ++r) {
       const Floats weight = splat(weights[r * segment_keys + key]);
@@ -86,15 +114,15 @@ static inline void add_values(const float* weights, const T* values, int64_t dim
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) store(out + r * width + 16 * c, lanes[r][c]);
+    for (int c = 0; c < C; ++c) store(out + r * width + channel + 16 * c, lanes[r][c]);
 }
 
-template <int R, class T>
-static inline void add_all_values(const float* weights, const T* values, int64_t dim, int64_t keys, float* out, int64_t width) {
+template <int R, class Rows>
+static inline void add_all_values(const float* weights, const Rows& values, int64_t keys, float* out, int64_t width) {
   int64_t c = 0;
-  for (; c + 16 * value_columns <= dim; c += 16 * value_columns)
-    add_values<R, value_columns>(weights, values + c, dim, keys, out + c, width, 16 * value_columns);
-  for (; c < dim; c += 16) add_values<R, 1>(weights, values + c, dim, keys, out + c, width, dim - c < 16 ? dim - c : 16);
+  for (; c + 16 * value_columns <= values.dim; c += 16 * value_columns)
+    add_values<R, value_columns>(weights, values, keys, c, 16 * value_columns, out, width);
+  for (; c < values.dim; c += 16) add_values<R, 1>(weights, values, keys, c, smaller(16, values.dim - c), out, width);
 }
 
 // Turns scores [keys] of one query into exp(score - top).
@@ -115,36 +143,48 @@ static inline void exponentials(float* scores, int64_t keys, float* top, float* 
   *total = sum(lanes);
 }
 
+// f(rows, near, count) for the rows [first, first + all) near by near, made floats where many queries read them.
+template <class Rows, class F>
+static inline void over_near_rows(const KeptRows& kept, int64_t first, int64_t all, int64_t queries, int64_t dim, F&& f) {
+  for (int64_t near = 0; near < all; near += near_keys) {
+    const int64_t count = smaller(near_keys, all - near);
+    const Rows rows(kept, first + near, count, dim);
+    if (queries > few_queries)
+      f(unpacked(rows, count, round_up(dim)), near, count);
+    else
+      f(rows, near, count);
+  }
+}
+
 // A segment's part of the result for `tokens` tokens from `token` on and the heads that share one key head.
-template <class T>
+template <class Rows>
 static inline void attend_segment(const Attention& call, int64_t key_head, int64_t token, int64_t tokens, int64_t segment,
                                   const float* const* x, Partial out, int64_t width) {
   const int64_t group = call.heads / call.key_heads, first = segment * segment_keys;
-  const int64_t queries = tokens * group;
+  const int64_t queries = tokens * group, dim = call.head_dim;
   const int64_t last = call.offset + token + tokens;  // one past the last key that any of these sees
-  const int64_t keys = last - first < segment_keys ? last - first : segment_keys;
-  const int64_t head = (key_head * call.capacity + first) * call.head_dim;
-  const T *key = static_cast<const T*>(call.keys) + head, *value = static_cast<const T*>(call.values) + head;
+  const int64_t keys = smaller(segment_keys, last - first), row = key_head * call.capacity + first;
   float* scores = scratch<float>(Scratch::hidden, queries * segment_keys);
-  for (int64_t near = 0; near < keys; near += near_keys)
-    over_tiles_of<score_queries>(queries, [&](int64_t q, auto R) {
-      over_tiles_of<4>(keys - near < near_keys ? keys - near : near_keys, [&](int64_t k, auto K) {
-        score<R, K>(x + q, key + (near + k) * call.head_dim, call.head_dim, scores + q * segment_keys + near + k);
+  over_near_rows<Rows>(call.keys, row, keys, queries, dim, [&]<class Near>(const Near& rows, int64_t near, int64_t count) {
+    over_tiles_of<score_queries<Near>>(queries, [&](int64_t q, auto R) {
+      over_tiles_of<score_keys<Near>>(count, [&](int64_t k, auto K) {
+        score<R, K>(x + q, rows, k, scores + q * segment_keys + near + k);
       });
     });
+  });
   std::memset(out.values, 0, static_cast<size_t>(queries * width) * sizeof(float));
   const auto seen = [&](int64_t t) { return smaller(keys, call.offset + token + t + 1 - first); };
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t q = t * group; seen(t) > 0 && q < (t + 1) * group; ++q)
       exponentials(scores + q * segment_keys, seen(t), out.top + q, out.total + q);
-  for (int64_t near = 0; near < keys; near += near_keys)
+  over_near_rows<Rows>(call.values, row, keys, queries, dim, [&](const auto& rows, int64_t near, int64_t count) {
     for (int64_t t = 0; t < tokens; ++t)
       if (near < seen(t))
         over_tiles_of<value_queries>(group, [&](int64_t h, auto R) {
           const int64_t q = t * group + h;
-          add_all_values<R>(scores + q * segment_keys + near, value + near * call.head_dim, call.head_dim,
-                            smaller(near_keys, seen(t) - near), out.values + q * width, width);
+          add_all_values<R>(scores + q * segment_keys + near, rows, smaller(count, seen(t) - near), out.values + q * width, width);
         });
+  });
 }
 
 // Adds a segment's part of query q to that of the segments before it.
@@ -192,7 +232,7 @@ static inline void lay_out_queries(const Attention& call, int64_t key_head, int6
 }
 
 // Few queries: the segments are shared out, then merged query by query.
-template <class T>
+template <class Rows>
 static inline void attend_by_segment(const Attention& call) {
   const int64_t group = call.heads / call.key_heads, queries = call.tokens * group;
   const int64_t width = round_up(call.head_dim);
@@ -205,7 +245,7 @@ static inline void attend_by_segment(const Attention& call) {
   float* memory = scratch<float>(Scratch::state, call.key_heads * segments * size);
   parallel_for(call.key_heads * segments, [&](int64_t chunk) {
     const int64_t h = chunk / segments;
-    attend_segment<T>(call, h, 0, call.tokens, chunk % segments, x + h * queries, Partial(memory + chunk * size, queries), width);
+    attend_segment<Rows>(call, h, 0, call.tokens, chunk % segments, x + h * queries, Partial(memory + chunk * size, queries), width);
   });
   parallel_for(call.key_heads * queries, [&](int64_t chunk) {
     const int64_t h = chunk / queries, q = chunk % queries, token = q / group;
@@ -217,7 +257,7 @@ static inline void attend_by_segment(const Attention& call) {
 }
 
 // Many queries: blocks of them are shared out, each going through its segments in order.
-template <class T>
+template <class Rows>
 static inline void attend_by_query(const Attention& call) {
   const int64_t group = call.heads / call.key_heads, width = round_up(call.head_dim);
   const int64_t together = group < most_queries ? most_queries / group : 1;
@@ -233,7 +273,7 @@ static inline void attend_by_query(const Attention& call) {
     const Partial sum(memory, queries), part(memory + size, queries);
     const int64_t segments = (call.offset + token + tokens + segment_keys - 1) / segment_keys;
     for (int64_t s = 0; s < segments; ++s) {
-      attend_segment<T>(call, h, token, tokens, s, x, s == 0 ? sum : part, width);
+      attend_segment<Rows>(call, h, token, tokens, s, x, s == 0 ? sum : part, width);
       for (int64_t q = 0; s > 0 && q < queries; ++q)
         if (s * segment_keys <= call.offset + token + q / group) merge(sum, part, q, width);
     }
@@ -244,12 +284,12 @@ static inline void attend_by_query(const Attention& call) {
 
 static void attention(const Attention& call) {
   const FloatMode mode(Denormals::kept);
-  with_type(call.key_type, [&](auto* kind) {
-    using T = std::remove_pointer_t<decltype(kind)>;
+  with_rows(call.keys, [&](auto* kind) {
+    using Rows = std::remove_pointer_t<decltype(kind)>;
     if (call.tokens * call.heads / call.key_heads <= 64)
-      attend_by_segment<T>(call);
+      attend_by_segment<Rows>(call);
     else
-      attend_by_query<T>(call);
+      attend_by_query<Rows>(call);
   });
 }
 

@@ -34,6 +34,7 @@ from .gpu_attention import WIDTHS as ATTENTION_WIDTHS
 from .gpu_attention import position
 from .host import to_device, to_host
 from .huge_pages import in_huge_pages
+from .kept_rows import KeptRows, quantise_rows, rows_parts
 from .linear import BLOCK, head, linear, linear_pair
 from .moe import SharedExpert, moe, shared_expert
 from .native import extension as native_extension
@@ -48,6 +49,7 @@ __all__ = [
     "BLOCK",
     "DeltaMixer",
     "GatedDelta",
+    "KeptRows",
     "Mode",
     "Records",
     "SharedExpert",
@@ -76,10 +78,12 @@ __all__ = [
     "norm_rope",
     "part_views",
     "position",
+    "quantise_rows",
     "quantize",
     "require_simd_width",
     "rms_norm",
     "router",
+    "rows_parts",
     "set_backend",
     "shared_expert",
     "sigmoid_scaled",

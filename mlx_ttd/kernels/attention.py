@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from .backend import Mode, register, run
+from .kept_rows import KeptRows, plain
 from .linear import BLOCK
 
 
@@ -19,14 +20,15 @@ def _attend(q: mx.array, keys: mx.array, values: mx.array, scale: float, mask: m
 
 def _attention(
     q: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    keys: KeptRows,
+    values: KeptRows,
     offset: int,
     gate: mx.array | None,
     scale: float,
     mode: Mode,
 ) -> mx.array:
     rows = q.shape[0]
+    keys, values = (plain(kept, offset + rows) for kept in (keys, values))
     pieces = []
     if mode != "prefill":
         for i in range(rows):
@@ -51,8 +53,8 @@ def _attention(
 
 def attention(
     q: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    keys: KeptRows,
+    values: KeptRows,
     offset: int | mx.array,
     gate: mx.array | None,
     scale: float,
@@ -60,9 +62,9 @@ def attention(
 ) -> mx.array:
     """softmax(scale q k^T) v with query row i at position offset + i seeing keys [0, offset + i].
 
-    q and gate [T, nh, hd]; keys, values [nkv, S, hd], S >= offset + T, query head h uses key head h * nkv // nh.
-    Softmax in f32; the result, times sigmoid(gate), is [T, nh * hd] in q's dtype. For the GPU's kernel `offset` may be
-    an array, whose first number counts.
+    q and gate [T, nh, hd]; keys, values [nkv, S, hd], numbers or 8-bit codes, S >= offset + T, query head h uses key
+    head h * nkv // nh. Softmax in f32; the result, times sigmoid(gate), is [T, nh * hd] in q's dtype. For the GPU's
+    kernel `offset` may be an array, whose first number counts.
     """
     return run("attention", q, keys, values, offset, gate, scale, mode)
 

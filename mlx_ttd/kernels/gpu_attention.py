@@ -9,6 +9,7 @@ import numpy as np
 
 from .backend import Mode, register
 from .gpu import FLOATS, SIMD_WIDTH, Text, constant, launch, require_dtype
+from .kept_rows import KeptRows
 
 HEADERS = ("packed_rows.h",)
 NORM_ROPE = Text("norm_rope", ("x", "w", "eps", "frequencies", "offset"), ("out",), HEADERS)
@@ -68,8 +69,8 @@ def _attention(
     return launch(ATTENTION, inputs, template, (heads, rows, 1), SIMDGROUPS, [((rows, heads * width), q.dtype)])[0]
 
 
-def _attention_fits(q: mx.array, keys: mx.array, *rest: object) -> bool:
-    return rest[-1] != "prefill" and q.shape[2] in WIDTHS
+def _attention_fits(q: mx.array, keys: KeptRows, *rest: object) -> bool:
+    return rest[-1] != "prefill" and q.shape[2] in WIDTHS and isinstance(keys, mx.array)
 
 
 def _rope_fits(x: mx.array, w: mx.array, eps: float, dims: int, theta: float, offset: int | mx.array) -> bool:

@@ -7,19 +7,20 @@ from typing import Any
 import mlx.core as mx
 
 from .backend import Mode, register
+from .kept_rows import KeptRows, rows_parts
 from .native import FLOATS, extension
 
 
 def _attention(
-    q: mx.array, keys: mx.array, values: mx.array, offset: int, gate: mx.array | None, scale: float, mode: Mode
+    q: mx.array, keys: KeptRows, values: KeptRows, offset: int, gate: mx.array | None, scale: float, mode: Mode
 ) -> mx.array:
     native: Any = extension()
-    return native.attention(q, keys, values, offset, gate, scale)
+    return native.attention(q, rows_parts(keys), rows_parts(values), offset, gate, scale)
 
 
-def _supports(q: mx.array, keys: mx.array, values: mx.array, offset: int, gate: mx.array | None, *rest: Any) -> bool:
-    arrays = [q, keys, values] if gate is None else [q, keys, values, gate]
-    return extension() is not None and all(a.dtype in FLOATS for a in arrays)
+def _supports(q: mx.array, keys: KeptRows, values: KeptRows, offset: int, gate: mx.array | None, *rest: Any) -> bool:
+    numbers = [a for a in (q, keys, values, gate) if isinstance(a, mx.array)]
+    return extension() is not None and all(a.dtype in FLOATS for a in numbers)
 
 
 register("attention", "native", _attention, _supports)

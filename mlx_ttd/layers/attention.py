@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import kernels
-from ..kernels import Mode
+from ..kernels import KeptRows, Mode
 from ..spec import ModelSpec
 from ..state import KVState
 from .weights import ResidentWeights
@@ -40,7 +40,7 @@ class GatedAttention(nn.Module):
         return kernels.norm_rope(q, self.q_norm, *rope), gate, kernels.norm_rope(k, self.k_norm, *rope), v
 
     def attend(
-        self, q: mx.array, gate: mx.array, keys: mx.array, values: mx.array, offset: int | mx.array, mode: Mode
+        self, q: mx.array, gate: mx.array, keys: KeptRows, values: KeptRows, offset: int | mx.array, mode: Mode
     ) -> mx.array:
         """What comes out of the mixer, [T, H]."""
         return self.o(kernels.attention(q, keys, values, offset, gate, self.spec.head_dim**-0.5, mode), mode)

@@ -28,7 +28,7 @@ class MTPLayer(nn.Module):
 
     def make_cache(self) -> LayerState:
         """An empty state of the one layer."""
-        return new_state(self.spec, self.trunk.context, self.trunk.dtype, self.trunk.kv_dtype)[0]
+        return new_state(self.spec, self.trunk.context, self.trunk.dtype, self.trunk.kv_bits)[0]
 
     def __call__(self, hidden: mx.array, next_tokens: mx.array, state: LayerState, mode: Mode) -> mx.array:
         """Logits f32 [T, vocab] of the token after next.

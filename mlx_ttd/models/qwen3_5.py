@@ -126,11 +126,11 @@ class Model(nn.Module):
         provider: ExpertProvider | None,
         embedding: EmbeddingRows | None,
         dtype: mx.Dtype,
-        kv_dtype: mx.Dtype,
+        kv_bits: int,
         context: int,
     ):
         super().__init__()
-        self.spec, self.dtype, self.kv_dtype, self.context = spec, dtype, kv_dtype, context
+        self.spec, self.dtype, self.kv_bits, self.context = spec, dtype, kv_bits, context
         self.embedding = embedding
         self.layers = [DecoderLayer(spec, weights, provider, i) for i in range(len(spec.layer_types))]
         if provider is not None and provider.next_layer is not None:
@@ -141,7 +141,7 @@ class Model(nn.Module):
 
     def make_cache(self) -> list[LayerState]:
         """An empty state for one sequence of at most `context` tokens."""
-        return new_state(self.spec, self.context, self.dtype, self.kv_dtype)
+        return new_state(self.spec, self.context, self.dtype, self.kv_bits)
 
     def embed(self, tokens: np.ndarray) -> mx.array:
         """Embedding rows [n, H] of int token ids [n]."""

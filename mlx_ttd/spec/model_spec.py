@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, OptionError
 
 LINEAR, FULL = "linear_attention", "full_attention"
 CONFIG_BYTES = 4 << 20
@@ -59,9 +59,21 @@ class ModelSpec:
     def conv_width(self) -> int:
         return 2 * self.key_width + self.value_width
 
-    def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Bytes that one position adds to the keys and values of all full-attention layers."""
-        return 2 * self.layer_types.count(FULL) * self.kv_heads * self.head_dim * itemsize
+    @property
+    def kv_group(self) -> int:
+        """Numbers of a head that share a scale where keys and values are 8-bit codes. OptionError where none fits."""
+        for group in (64, 32):
+            if self.head_dim % group == 0:
+                return group
+        raise OptionError(f"kv_bits=8 needs a head_dim of a multiple of 32, not {self.head_dim}; choose kv_bits=16.")
+
+    def kv_bytes_per_token(self, bits: int) -> int:
+        """Bytes that one position adds to the keys and values of all full-attention layers, of 32, 16 or 8 bits each.
+
+        Codes of 8 bits have a bf16 scale and bias for each group.
+        """
+        scales = 4 * self.head_dim // self.kv_group if bits == 8 else 0
+        return 2 * self.layer_types.count(FULL) * self.kv_heads * (self.head_dim * bits // 8 + scales)
 
     def recurrent_bytes(self, itemsize: int) -> int:
         """Bytes of conv tails and f32 recurrent state of all GDN layers, whatever the length."""

@@ -1,6 +1,7 @@
 """The state of a sequence: step, snapshot, restore."""
 
-from .sequence import NOWHERE, KVState, LayerState, RecurrentState, new_state, state_bytes
+from .keys_values import NOWHERE, KVState
+from .sequence import LayerState, RecurrentState, new_state, state_bytes
 from .snapshot import Snapshot, load, put_back, save, take
 
 __all__ = [

@@ -73,6 +73,6 @@ def info(path: str | os.PathLike[str]) -> dict[str, Any]:
         "mtp_resident_bytes": sum(t.nbytes for t in store.mtp.resident.values()) if store.mtp else 0,
         "record_strides": strides,
         "bytes_per_token": spec.top_k * sum(strides),
-        "kv_bytes_per_position_bf16": spec.kv_bytes_per_token(2),
+        "kv_bytes_per_position_bf16": spec.kv_bytes_per_token(16),
         "recurrent_state_bytes_f32": spec.recurrent_bytes(4),
     }

@@ -46,8 +46,8 @@ void check_attention(int64_t tokens, int64_t offset, int64_t heads, int64_t key_
   call.scale = 0.5f;
   call.q = q.data();
   call.gate = gate.data();
-  call.keys = keys.data();
-  call.values = values.data();
+  call.keys.numbers = keys.data();
+  call.values.numbers = values.data();
   Numbers out(q.size());
   call.out = out.data();
   attention(call);
@@ -77,6 +77,42 @@ void check_attention(int64_t tokens, int64_t offset, int64_t heads, int64_t key_
   last.out = alone.data();
   attention(last);
   EXPECT(same(alone, Numbers(out.end() - heads * dim, out.end())));
+}
+
+// Keys and values as codes, which end where their memory does, beside the floats that they stand for.
+void check_coded_attention(int64_t tokens, int64_t offset, int64_t dim, int64_t group) {
+  const int64_t heads = 4, key_heads = 2, capacity = offset + tokens, rows = key_heads * capacity;
+  const Numbers q = numbers(tokens * heads * dim);
+  Numbers plain[2], found[2];
+  std::vector<uint8_t> codes[2];
+  std::vector<bf16> scales[2], biases[2];
+  Attention call{tokens, heads, key_heads, dim, offset, capacity, 0.5f, Type::f32, q.data(), Type::f32, nullptr, {}, {}, nullptr};
+  KeptRows* const kept[]{&call.keys, &call.values};
+  for (int part = 0; part < 2; ++part) {
+    for (int64_t i = 0; i < rows * dim / group; ++i) {
+      scales[part].push_back({static_cast<uint16_t>(0x3c00 + generator() % 128)});
+      biases[part].push_back({static_cast<uint16_t>(0xbf00 + generator() % 128)});
+    }
+    const auto number = [](bf16 x) {
+      const uint32_t bits = uint32_t{x.bits} << 16;
+      float value;
+      std::memcpy(&value, &bits, 4);
+      return value;
+    };
+    for (int64_t i = 0; i < rows * dim; ++i) {
+      const size_t at = static_cast<size_t>(i / group);
+      codes[part].push_back(static_cast<uint8_t>(generator()));
+      plain[part].push_back(std::fma(static_cast<float>(codes[part].back()), number(scales[part][at]), number(biases[part][at])));
+    }
+    found[part].resize(q.size());
+    *kept[part] = {Type::f32, plain[part].data(), 0, nullptr, nullptr};
+  }
+  call.out = found[0].data();
+  attention(call);
+  for (int part = 0; part < 2; ++part) *kept[part] = {Type::f32, codes[part].data(), group, scales[part].data(), biases[part].data()};
+  call.out = found[1].data();
+  attention(call);
+  for (size_t i = 0; i < q.size(); ++i) EXPECT(near(found[1][i], found[0][i], 1e-5));
 }
 
 struct Delta {
@@ -234,6 +270,9 @@ int main() {
       check_attention(1, 300, 4, 2, 24);
       check_attention(3, 255, 6, 2, 40);
       check_attention(40, 250, 8, 4, 8);
+      check_coded_attention(1, 300, 64, 64);
+      check_coded_attention(40, 33, 96, 32);
+      check_coded_attention(2, 0, 128, 128);
       check_delta(1, 1, 1, 16, 4);
       check_delta(5, 2, 4, 24, 10);
       check_delta(37, 1, 3, 32, 13);

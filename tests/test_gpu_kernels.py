@@ -147,6 +147,12 @@ def attention_call(tokens: int, offset: int, head_dim: int, gated: bool = True) 
     return lambda: kernels.attention(q, keys, values, offset, gate if gated else None, head_dim**-0.5, "verify")
 
 
+def coded_attention_call(tokens: int, offset: int, head_dim: int, group: int) -> Call:
+    q, gate = numbers(1, tokens, 4, head_dim), numbers(2, tokens, 4, head_dim)
+    kept = [kernels.quantise_rows(numbers(key, 2, offset + tokens + 5, head_dim), group) for key in (3, 4)]
+    return lambda: kernels.attention(q, *kept, offset, gate, head_dim**-0.5, "verify")
+
+
 CASES: dict[str, Call] = {
     **{f"{op} T={t}": expert_call(op, t) for op in ("expert_ffn", "expert_ffn_accumulate") for t in ROWS},
     "expert_contributions": expert_call("expert_contributions", 9),
@@ -183,6 +189,9 @@ CASES: dict[str, Call] = {
     "attention of one key": attention_call(1, 0, 64),
     "attention": attention_call(3, 150, 64, gated=False),
     "attention of wide heads": attention_call(1, 70, 256),
+    "attention on codes": coded_attention_call(2, 70, 64, 64),
+    "attention on codes of wide heads": coded_attention_call(1, 150, 256, 64),
+    "attention on codes of narrow heads": coded_attention_call(3, 9, 32, 32),
     "norm_rope": lambda: kernels.norm_rope(numbers(1, 3, 5, 96), numbers(2, 96), 1e-6, 64, 1e7, 2),
     "rms_norm": lambda: kernels.rms_norm(numbers(1, 3, 320), numbers(2, 320), 1e-6),
     "gated_rms_norm": lambda: kernels.gated_rms_norm(numbers(1, 3, 5, 64), numbers(2, 3, 5, 64), numbers(3, 64), 1e-6),
@@ -270,7 +279,8 @@ def test_weight_codes_are_read_in_whole_lines(simulated: None) -> None:
 CUDA_CASES = (
     *("expert_ffn T=1", "expert_contributions", "experts int8", "experts bf16", "expert_ffn_accumulate T=1", "moe"),
     *("int4 decode T=1", "int4 prefill T=1", "int8", f"plain {mx.bfloat16} decode", f"plain {mx.float16} prefill"),
-    *("linear_pair", "swiglu_linear", "gated_delta T=1", "router of 512", "attention", "norm_rope", "rms_norm"),
+    *("linear_pair", "swiglu_linear", "gated_delta T=1", "router of 512", "norm_rope", "rms_norm"),
+    *("attention", "attention on codes"),
     *("gated_rms_norm", "swiglu", "sigmoid_scaled", "combine"),
 )
 

@@ -1,7 +1,7 @@
 // softmax(scale[0] q k^T) v of one query a threadgroup, x [T, HEADS, WIDTH] over keys and values [KV_HEADS, capacity,
-// WIDTH], row t seeing positions up to offset[0] + t; times sigmoid(gate) where GATED. WIDTH / 8 lanes share a key;
-// each such part takes every PARTS-th key with a running maximum, and at the end the parts are merged in order. So a
-// result depends on the keys seen, not on the capacity.
+// WIDTH], codes in groups of GROUP unless that is 0, row t seeing positions up to offset[0] + t; times sigmoid(gate)
+// where GATED. WIDTH / 8 lanes share a key; each such part takes every PARTS-th key with a running maximum, and at the
+// end the parts are merged in order. So a result depends on the keys seen, not on the capacity.
 constexpr int LANES = WIDTH / 8;
 constexpr int SPAN = 32 / LANES;
 constexpr int PARTS = SIMDS * SPAN;
@@ -25,11 +25,16 @@ for (int base = simdgroup * SPAN; base <= last; base += PARTS * KEYS_AT_ONCE) {
 #pragma unroll
   for (int k = 0; k < KEYS_AT_ONCE; ++k) {
     const int key = base - simdgroup * SPAN + part + k * PARTS;
-    const ulong row = bank + ulong(key <= last ? key : last) * WIDTH;
-    k_low[k] = load4(keys + row);
-    k_high[k] = load4(keys + row + 4);
-    v_low[k] = load4(values + row);
-    v_high[k] = load4(values + row + 4);
+    const ulong row = bank + ulong(key <= last ? key : last) * WIDTH, group = row / (GROUP > 0 ? GROUP : 1);
+    float key_scale = 1.0f, key_bias = 0.0f, value_scale = 1.0f, value_bias = 0.0f;
+    if (GROUP > 0) {
+      key_scale = float(key_scales[group]);
+      key_bias = float(key_biases[group]);
+      value_scale = float(value_scales[group]);
+      value_bias = float(value_biases[group]);
+    }
+    read_eight(keys, row, key_scale, key_bias, k_low[k], k_high[k]);
+    read_eight(values, row, value_scale, value_bias, v_low[k], v_high[k]);
   }
   float score[KEYS_AT_ONCE];
   float highest = top;

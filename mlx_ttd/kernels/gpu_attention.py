@@ -13,7 +13,8 @@ from .kept_rows import KeptRows
 
 HEADERS = ("packed_rows.h",)
 NORM_ROPE = Text("norm_rope", ("x", "w", "eps", "frequencies", "offset"), ("out",), HEADERS)
-ATTENTION = Text("attention", ("x", "keys", "values", "gate", "offset", "scale"), ("out",), HEADERS)
+KEPT = ("keys", "key_scales", "key_biases", "values", "value_scales", "value_biases")
+ATTENTION = Text("attention", ("x", *KEPT, "gate", "offset", "scale"), ("out",), (*HEADERS, "kept_rows.h"))
 NORM_SIMDGROUPS = 8
 # 256 threads leave each the most registers that an Apple GPU gives one.
 SIMDGROUPS = 8
@@ -48,8 +49,8 @@ def _norm_rope(x: mx.array, w: mx.array, eps: float, dims: int, theta: float, of
 
 def _attention(
     q: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    keys: KeptRows,
+    values: KeptRows,
     offset: int | mx.array,
     gate: mx.array | None,
     scale: float,
@@ -57,20 +58,23 @@ def _attention(
 ) -> mx.array:
     require_dtype("attention", "q", q, *FLOATS)
     rows, heads, width = q.shape
+    # Plain numbers stand in for the scales that they do not have, which are then not read.
+    kept = [part for each in (keys, values) for part in (each if isinstance(each, tuple) else [each] * 3)]
     template = (
         ("T", q.dtype),
         ("HEADS", heads),
-        ("KV_HEADS", keys.shape[0]),
+        ("KV_HEADS", kept[0].shape[0]),
+        ("GROUP", width // kept[1].shape[2] if isinstance(keys, tuple) else 0),
         ("WIDTH", width),
         ("GATED", gate is not None),
         ("SIMDS", SIMDGROUPS),
     )
-    inputs = [q, keys, values, q if gate is None else gate, _position(offset), constant(scale)]
+    inputs = [q, *kept, q if gate is None else gate, _position(offset), constant(scale)]
     return launch(ATTENTION, inputs, template, (heads, rows, 1), SIMDGROUPS, [((rows, heads * width), q.dtype)])[0]
 
 
 def _attention_fits(q: mx.array, keys: KeptRows, *rest: object) -> bool:
-    return rest[-1] != "prefill" and q.shape[2] in WIDTHS and isinstance(keys, mx.array)
+    return rest[-1] != "prefill" and q.shape[2] in WIDTHS
 
 
 def _rope_fits(x: mx.array, w: mx.array, eps: float, dims: int, theta: float, offset: int | mx.array) -> bool:

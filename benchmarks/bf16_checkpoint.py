@@ -36,6 +36,7 @@ def write_checkpoint(shape: str | Path, dst: Path, layers: int = 4) -> Path:
         header[place + rows.name] = {"dtype": "BF16", "shape": list(rows.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # as safetensors' own writer does, so that numbers are aligned
     block = bf16(np.random.default_rng(0).standard_normal(BLOCK_BYTES // 2, np.float32) * np.float32(SPREAD)).tobytes()
     dst.mkdir(parents=True)
     (dst / "config.json").write_text(json.dumps(config))

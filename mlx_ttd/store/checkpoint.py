@@ -9,14 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from ..errors import CheckpointError
 from ..spec import ModelSpec, model_spec, read_json
-from .file_ranges import drop_cached, opened, pass_by_cache, read_into
+from .file_ranges import PAGE, direct, drop_cached, opened, pass_by_cache, read_around, read_into
 from .format import CONFIG
+from .rooms import Rooms
 from .safetensors_file import Header, TensorInfo, read_header
 
 INDEX = "model.safetensors.index.json"
 INDEX_BYTES, NAME_CHARACTERS = 64 << 20, 200
+LARGE_READ = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Checkpoint:
     fingerprint: str
     state: str = ""
     origin: dict[str, str | None] = field(default_factory=dict)
-    _open: dict[Path, tuple[int, ExitStack]] = field(default_factory=dict, repr=False)
+    rooms: Rooms = field(default_factory=Rooms, repr=False)
+    _open: dict[Path, tuple[tuple[int, int], ExitStack]] = field(default_factory=dict, repr=False)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -44,16 +49,25 @@ class Checkpoint:
         if path in self._open:
             self._open.pop(path)[1].close()
 
-    def read(self, info: TensorInfo, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` from byte `start` of a tensor. Raises CheckpointError on a short read."""
-        if info.path not in self._open:
+    def read(self, info: TensorInfo, start: int, nbytes: int) -> np.ndarray:
+        """uint8 [nbytes] from byte `start` of a tensor. Raises CheckpointError on a short read."""
+        fds, offset, what = self._descriptors(info.path), info.offset + start, f"tensor {info.name!r}"
+        if nbytes >= LARGE_READ:
+            room = self.rooms.take(nbytes + PAGE)
+            lead = read_around(fds, room.data, offset, nbytes, info.path, what, CheckpointError)
+            return room[lead : lead + nbytes]
+        found = np.empty(nbytes, np.uint8)
+        read_into(fds[-1], found.data, offset, info.path, what, CheckpointError)
+        drop_cached(fds[-1], offset, nbytes)
+        return found
+
+    def _descriptors(self, path: Path) -> tuple[int, int]:
+        if path not in self._open:
             stack = ExitStack()
-            fd = stack.enter_context(opened(info.path, CheckpointError))
-            pass_by_cache(fd)
-            self._open[info.path] = fd, stack
-        fd = self._open[info.path][0]
-        read_into(fd, buffer, info.offset + start, info.path, f"tensor {info.name!r}", CheckpointError)
-        drop_cached(fd, info.offset + start, len(buffer))
+            plain = stack.enter_context(opened(path, CheckpointError))
+            pass_by_cache(plain)
+            self._open[path] = (stack.enter_context(direct(path, plain)), plain), stack
+        return self._open[path][0]
 
     def release(self, needed: set[str]) -> None:
         """Tell that only the tensors named in `needed` will be read from now on."""

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from pathlib import Path
 
 from ..errors import ConversionError, OptionError
@@ -26,17 +27,12 @@ from .writer import FileWriter
 SPARE_BYTES = 64 << 20
 
 
-def _write(checkpoint: Checkpoint, file: PlannedFile, workers: Executor, meter: Meter) -> FileEntry:
-    writer = FileWriter(file.header)
-    try:
-        with behind(writer.put) as put, behind(writer.digest) as digest:
-            for part, position, data in pieces(checkpoint, file, workers):
-                put(part, position, data)
-                digest(part, data)
-                meter.advance(len(data))
-        return writer.finish()
-    finally:
-        writer.close()
+def _write(checkpoint: Checkpoint, file: PlannedFile, writer: FileWriter, workers: Executor, meter: Meter) -> None:
+    with behind(writer.put) as put, behind(writer.digest) as digest:
+        for part, position, data in pieces(checkpoint, file, workers):
+            put(part, position, data)
+            digest(part, data)
+            meter.advance(len(data))
 
 
 def _copy_verbatim(checkpoint: Checkpoint, root: Path) -> dict[str, Copied]:
@@ -98,12 +94,21 @@ def _write_files(
     _check_space(left + checkpoint.transient_bytes(needs) + SPARE_BYTES, journal.store)
     downloads = checkpoint.download_bytes(set().union(*needs))
     meter.begin(plan.total_bytes + downloads, plan.total_bytes - left)
-    with array_workers() as workers:
+
+    def finish(name: str, writer: FileWriter) -> None:
+        done[name] = writer.finish()
+        writer.close()
+        journal.record(name, done[name])
+
+    with ExitStack() as writers, array_workers() as workers, behind(finish) as finish_later:
         for i, name in enumerate(waiting):
             checkpoint.release(set().union(*needs[i:]))
             meter.current = name
-            done[name] = _write(checkpoint, plan.files[name], workers, meter)
-            journal.record(name, done[name])
+            writer = FileWriter(plan.files[name].header)
+            writers.callback(writer.close)
+            _write(checkpoint, plan.files[name], writer, workers, meter)
+            # The next file is read while this one becomes durable.
+            finish_later(name, writer)
     return {name: done[name] for name in plan.files}
 
 

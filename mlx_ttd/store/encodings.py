@@ -121,9 +121,7 @@ def read(checkpoint: Checkpoint, name: str, encoding: Encoding, cols: int, start
         info = checkpoint.tensors[part]
         width = cols * ITEM_BYTES[info.dtype] if part == name and not isinstance(encoding, Packed) else None
         width = info.shape[-1] * ITEM_BYTES[info.dtype] if width is None else width
-        block = np.empty((stop - start, width), np.uint8)
-        checkpoint.read(info, start * width, block.data.cast("B"))
-        blocks.append(block)
+        blocks.append(checkpoint.read(info, start * width, (stop - start) * width).reshape(stop - start, width))
     if isinstance(encoding, FP8):
         return [decode(blocks[0], _block_scales(checkpoint, name, start, stop))]
     return blocks
@@ -134,6 +132,6 @@ def _block_scales(checkpoint: Checkpoint, name: str, start: int, stop: int) -> n
     per_matrix, width = info.shape[-2], info.shape[-1] * ITEM_BYTES[info.dtype]
     row = np.arange(start, stop)
     block = row // rows * per_matrix + row % rows // BLOCK
-    raw = np.empty((int(block[-1] - block[0]) + 1, width), np.uint8)
-    checkpoint.read(info, int(block[0]) * width, raw.data.cast("B"))
+    count = int(block[-1] - block[0]) + 1
+    raw = checkpoint.read(info, int(block[0]) * width, count * width).reshape(count, width)
     return SCALES[info.dtype](raw)[block - block[0]]

@@ -92,24 +92,37 @@ def ranges(
     """Read a range in blocks through one reused buffer, past the page cache; each block is valid until the next."""
     buffer = block_buffer(min(BLOCK_BYTES, nbytes)) if buffer is None else buffer
     block = max(PAGE, len(buffer) - PAGE)
-    with opened(path, error) as plain, _direct(path, plain) as fd:
+    with opened(path, error) as plain, direct(path, plain) as fd:
         for at in range(offset, offset + nbytes, block):
-            size, lead = min(block, offset + nbytes - at), at % PAGE
-            view = buffer[: align(lead + size, PAGE)]
-            try:
-                read_into(fd, view, at - lead, path, what, error, lead + size)
-            except error:
-                if fd == plain:
-                    raise
-                fd = plain
-                read_into(fd, view, at - lead, path, what, error, lead + size)
-            yield view[lead : lead + size]
-            if fd == plain:
-                drop_cached(fd, at, size)
+            size = min(block, offset + nbytes - at)
+            lead = read_around((fd, plain), buffer, at, size, path, what, error)
+            yield buffer[lead : lead + size]
+
+
+def read_around(
+    fds: tuple[int, int], buffer: memoryview, offset: int, nbytes: int, path: Path, what: str, error: type[TTDError]
+) -> int:
+    """Read a range and the rest of its pages by the first descriptor or else the second, past the page cache.
+
+    `buffer` starts at a page; returns where in it the range starts.
+    """
+    lead = offset % PAGE
+    view = buffer[: align(lead + nbytes, PAGE)]
+    for fd in fds:
+        try:
+            read_into(fd, view, offset - lead, path, what, error, lead + nbytes)
+        except error:
+            if fd == fds[-1]:
+                raise
+        else:
+            break
+    if fd == fds[-1]:
+        drop_cached(fd, offset - lead, len(view))
+    return lead
 
 
 @contextmanager
-def _direct(path: Path, plain: int) -> Iterator[int]:
+def direct(path: Path, plain: int) -> Iterator[int]:
     """A descriptor for direct reads, which leave the CPU to who uses the bytes; `plain` where there are none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import CheckpointError, TTDError
 from ..spec import model_spec, read_json
 from .checkpoint import INDEX, Checkpoint, all_tensors, fingerprint_of, indexed
@@ -129,14 +131,14 @@ class HubCheckpoint(Checkpoint):
     def _name(self, shard: Path) -> str:
         return shard.relative_to(self.path).as_posix()
 
-    def read(self, info: TensorInfo, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` from byte `start` of a tensor, fetching its shard when it is not there."""
+    def read(self, info: TensorInfo, start: int, nbytes: int) -> np.ndarray:
+        """uint8 [nbytes] from byte `start` of a tensor, after fetching its shard when that is not there."""
         assert self.repo is not None
         info = self.kept.get(info.name, info)
         if info.name not in self.kept and info.path not in self.checked:
             self.repo.fetch(self._name(info.path))
             self.checked.add(info.path)
-        super().read(info, start, buffer)
+        return super().read(info, start, nbytes)
 
     def release(self, needed: set[str]) -> None:
         """Drop each fetched shard of which less than half is needed, after copying that part beside it."""

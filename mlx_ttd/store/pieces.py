@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from ..spec import Matrix
+from ..spec import Matrix, RecordLayout
 from .checkpoint import Checkpoint
 from .encodings import Bytes
 from .importers.base import row_count
@@ -47,14 +47,27 @@ def _dense(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> Iter
     return mapped(pack, ahead(read()), workers)
 
 
-def _parts(record: np.ndarray, matrix: Matrix) -> list[Bytes]:
-    """Where a record has a matrix' codes, scales and, affine only, biases."""
-    places = (
+def _places(matrix: Matrix) -> list[tuple[int, int]]:
+    """Start and size of a matrix' codes, scales and, affine only, biases in a record."""
+    sizes = (
         (matrix.codes, matrix.codes_bytes),
         (matrix.scales, matrix.scales_bytes),
         (matrix.biases, matrix.scales_bytes),
     )
-    return [record[start : start + size].reshape(matrix.rows, -1) for start, size in places if start is not None]
+    return [(start, size) for start, size in sizes if start is not None]
+
+
+def _parts(record: np.ndarray, matrix: Matrix) -> list[Bytes]:
+    return [record[start : start + size].reshape(matrix.rows, -1) for start, size in _places(matrix)]
+
+
+def _clear_gaps(records: np.ndarray, layout: RecordLayout) -> None:
+    end = 0
+    for matrix in (layout.gate_up, layout.down):
+        for start, size in _places(matrix):
+            records[:, end:start] = 0
+            end = start + size
+    records[:, end:] = 0
 
 
 def _experts(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> Iterator[list[Piece]]:
@@ -68,7 +81,9 @@ def _experts(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> It
 
     def pack(found: tuple[int, int, list[list[Bytes]]]) -> list[Piece]:
         first, last, blocks = found
-        records = np.zeros((last - first, layout.stride), np.uint8)
+        size = (last - first) * layout.stride
+        records = checkpoint.rooms.take(size).reshape(-1, layout.stride)
+        _clear_gaps(records, layout)
         for matrix, planned, found_blocks in zip((layout.gate_up, layout.down), file.tensors, blocks, strict=True):
             assert planned.target is not None
             for i, record in enumerate(records):

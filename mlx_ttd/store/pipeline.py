@@ -60,7 +60,7 @@ def mapped(function: Callable[[S], T], items: Iterator[S], workers: Executor) ->
 @contextmanager
 def behind(action: Callable[..., None]) -> Iterator[Callable[..., None]]:
     """A function that runs `action` later, in order, on one thread, few calls behind; errors surface by the end."""
-    with ThreadPoolExecutor(1, "write-behind") as pool:
+    with ThreadPoolExecutor(1, action.__name__) as pool:
         waiting: deque[Future[None]] = deque()
 
         def submit(*arguments: Any) -> None:

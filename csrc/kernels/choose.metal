@@ -8,6 +8,7 @@ const int lane = thread_index_in_simdgroup;
 float p[HELD];
 const float none = bits_to_float(0xFF800000u);  // -infinity
 float top = none;
+#pragma unroll
 for (int i = 0; i < HELD; ++i) {
   const int expert = lane + 32 * i;
   p[i] = expert < EXPERTS ? logits[token * EXPERTS + expert] : none;
@@ -18,11 +19,13 @@ for (int mask = 1; mask < 32; mask *= 2) {
   top = other > top ? other : top;
 }
 float total = 0.0f;
+#pragma unroll
 for (int i = 0; i < HELD; ++i) {
   p[i] = exp_f32(add_rn(p[i], -top));
   total = add_rn(total, p[i]);
 }
 total = lanes_sum<32>(total);
+#pragma unroll
 for (int i = 0; i < HELD; ++i) p[i] = lane + 32 * i < EXPERTS ? div_rn(p[i], total) : -1.0f;
 
 int mine = 0;
@@ -30,6 +33,7 @@ float probability = 0.0f;
 for (int choice = 0; choice < CHOICES; ++choice) {
   float best = -1.0f;
   int id = EXPERTS;
+#pragma unroll
   for (int i = 0; i < HELD; ++i) {
     if (p[i] > best) {
       best = p[i];
@@ -44,6 +48,7 @@ for (int choice = 0; choice < CHOICES; ++choice) {
       id = other_id;
     }
   }
+#pragma unroll
   for (int i = 0; i < HELD; ++i) p[i] = id == lane + 32 * i ? -1.0f : p[i];
   mine = lane == choice ? id : mine;
   probability = lane == choice ? best : probability;

@@ -5,10 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 
 
-def bank_write(bank: mx.array, staging: mx.array, slots: list[int]) -> mx.array:
-    """The bank uint8 [slots, stride] with staging uint8 [n, stride] written to `slots` [n].
+def bank_write(bank: mx.array, slot: int, record: mx.array) -> mx.array:
+    """The bank uint8 [slots, stride] with record uint8 [stride] written to one of its slots.
 
     MLX reuses the bank's buffer when the caller holds the only reference, so pass it on and keep the result.
     """
-    bank[mx.array(slots)] = staging
+    bank[slot] = record
     return bank

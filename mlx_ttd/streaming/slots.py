@@ -150,7 +150,8 @@ class SlotBank:
     def deliver(self, experts: np.ndarray, rows: list[memoryview]) -> None:
         """Move staged rows into their slots, where `row` gave staging."""
         if self._host is None and len(experts):
-            staged = to_device(np.stack([np.frombuffer(row, np.uint8) for row in rows]))
             records, self.records = self.records, None
-            self.records = bank_write(records, staged, self.slot_of[experts].tolist())  # type: ignore[arg-type]
+            for expert, row in zip(experts, rows, strict=True):
+                records = bank_write(records, int(self.slot_of[expert]), to_device(np.frombuffer(row, np.uint8)))
+            self.records = records
             mx.eval(self.records)

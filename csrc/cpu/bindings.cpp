@@ -45,4 +45,5 @@ NB_MODULE(_native, m) {
   ttd::bind_quantize(m);
   ttd::bind_read_pool(m);
   ttd::bind_router(m);
+  ttd::bind_top(m);
 }

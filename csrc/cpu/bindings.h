@@ -24,6 +24,7 @@ void bind_norms(nanobind::module_& m);
 void bind_quantize(nanobind::module_& m);
 void bind_read_pool(nanobind::module_& m);
 void bind_router(nanobind::module_& m);
+void bind_top(nanobind::module_& m);
 
 // A stored weight: the matrix that its arrays describe, without pointers, and the arrays.
 struct Stored {

@@ -12,6 +12,7 @@
 #include "norms.h"
 #include "quantize.h"
 #include "router.h"
+#include "top.h"
 
 #define TTD_CONCAT(a, b) a##b
 #define TTD_TABLE(isa) TTD_CONCAT(isa, _operations)
@@ -30,6 +31,7 @@ extern const Operations TTD_TABLE(TTD_ISA) = {
     .router = TTD_ISA::router,
     .sigmoid_scaled = TTD_ISA::sigmoid_scaled,
     .swiglu = TTD_ISA::swiglu,
+    .top = TTD_ISA::top,
 };
 
 }  // namespace ttd

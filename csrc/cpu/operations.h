@@ -16,6 +16,7 @@ struct RmsNorm;
 struct Router;
 struct SigmoidScaled;
 struct SwiGlu;
+struct Top;
 
 struct Operations {
   void (*attention)(const Attention&);
@@ -29,6 +30,7 @@ struct Operations {
   void (*router)(const Router&);
   void (*sigmoid_scaled)(const SigmoidScaled&);
   void (*swiglu)(const SwiGlu&);
+  void (*top)(const Top&);
 };
 
 }  // namespace ttd

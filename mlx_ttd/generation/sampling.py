@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from .. import kernels
 from ..errors import OptionError
 
 Sampler = Callable[[mx.array], mx.array]
@@ -52,8 +53,7 @@ def make_sampler(
 
 def greedy(logits: mx.array) -> mx.array:
     """The most probable token of logits [V], the lowest id of several."""
-    ids = mx.arange(logits.shape[-1], dtype=mx.int32)
-    return mx.min(mx.where(logits == mx.max(logits), ids, logits.shape[-1]))
+    return kernels.top(logits, 1).reshape(())
 
 
 def candidates(
@@ -76,11 +76,4 @@ def candidates(
 def most_probable(logits: mx.array, count: int = 0) -> mx.array:
     """The ids int32 [count] of the greatest logits [V] in order, the lower id first of equals; all when count is 0."""
     size = logits.shape[-1]
-    # One integer per token, ordered as (logit, -id): no two are equal, so that no sort has a choice.
-    bits = (logits.astype(mx.float32) + 0.0).view(mx.int32)
-    ordered = mx.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(mx.int64)
-    rank = mx.arange(size, dtype=mx.int64) - ordered * (1 << 32)
-    if not 0 < count < size:
-        return mx.argsort(rank).astype(mx.int32)
-    ids = mx.argpartition(rank, count - 1)[:count]
-    return ids[mx.argsort(rank[ids])].astype(mx.int32)
+    return kernels.top(logits, count if 0 < count < size else size)

@@ -20,6 +20,7 @@ from . import (
     native_norms,
     native_quantize,
     native_router,
+    native_top,
 )
 from .attention import attention
 from .backend import Mode, chosen, device_kind, forced, set_backend, used
@@ -42,6 +43,7 @@ from .native import native_status
 from .norms import gated_rms_norm, norm_rope, rms_norm
 from .quantize import quantize
 from .router import router
+from .top import top
 from .weight import Weight
 
 __all__ = [
@@ -91,6 +93,7 @@ __all__ = [
     "swiglu_linear",
     "to_device",
     "to_host",
+    "top",
     "used",
     "working_clock",
 ]

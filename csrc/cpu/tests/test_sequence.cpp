@@ -1,6 +1,8 @@
-// Attention, the delta rule, norms and the router on every instruction set, in memory that ends where they must stop.
+// Attention, the delta rule, norms, the router and choices on every instruction set, in memory that ends where they must stop.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -11,6 +13,7 @@
 #include "norms.h"
 #include "pool.h"
 #include "router.h"
+#include "top.h"
 
 namespace {
 
@@ -258,6 +261,17 @@ void check_router(int64_t experts, int64_t tokens, int64_t choices) {
   }
 }
 
+void check_top(int64_t size, int64_t count) {
+  Numbers logits = numbers(size);
+  for (auto& value : logits) value = std::round(value * 50);
+  std::vector<int32_t> ids(static_cast<size_t>(count)), order(static_cast<size_t>(size));
+  Top call{size, logits.data(), count, ids.data()};
+  top(call);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)]; });
+  EXPECT(std::equal(ids.begin(), ids.end(), order.begin()));
+}
+
 }  // namespace
 
 int main() {
@@ -282,6 +296,9 @@ int main() {
       check_rope(1, 1, 20, 20);
       check_router(5, 2, 5);
       check_router(67, 40, 6);
+      check_top(1, 1);
+      check_top(70, 70);
+      check_top(20000, 30);
     }
   }
   set_threads(1);

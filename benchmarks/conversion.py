@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 
@@ -31,14 +32,15 @@ from benchmarks.block import Block, spread
 from mlx_ttd.spec import Quantisation
 from mlx_ttd.store import open_store
 from mlx_ttd.store.encodings import Plain
-from mlx_ttd.store.file_ranges import block_buffer, drop_cached, pass_by_cache, ranges
-from mlx_ttd.store.pieces import RANGE_BYTES
+from mlx_ttd.store.file_ranges import block_buffer, drop_cached, ranges
 from mlx_ttd.store.pipeline import array_workers
 from mlx_ttd.store.quantise import empty_parts, pack_into
-from mlx_ttd.store.writer import SYNC_BYTES
+from mlx_ttd.store.safetensors_file import make_header
+from mlx_ttd.store.writer import FileWriter
 
 SHAPE = "qwen3.6-35b-a3b"
-SAMPLE, COLUMNS = 512 << 20, 2048
+SAMPLE, COLUMNS = 2 << 30, 2048
+BLOCK_BYTES = 16 << 20
 TIMED = ("disk", "quantise", "quantise_cpu", "sha256", "convert", "convert_cpu")
 # On Linux ru_maxrss starts at the parent's; VmHWM does not.
 CONVERT = """
@@ -75,22 +77,17 @@ def empty_cache(path: Path) -> None:
 
 
 def read(path: Path) -> None:
-    for _ in ranges(path, 0, path.stat().st_size, "a checkpoint", buffer=block_buffer(RANGE_BYTES)):
+    for _ in ranges(path, 0, path.stat().st_size, "a checkpoint", buffer=block_buffer(BLOCK_BYTES)):
         pass
 
 
 def write(path: Path, nbytes: int) -> None:
-    """Write `nbytes` as the store's writer does: in ranges, made durable as they come."""
-    data = memoryview(np.random.default_rng(0).bytes(RANGE_BYTES))
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    pass_by_cache(fd)
-    for start in range(0, nbytes, RANGE_BYTES):
-        os.write(fd, data[: min(RANGE_BYTES, nbytes - start)])
-        if start % SYNC_BYTES == 0:
-            os.fsync(fd)
-            drop_cached(fd, 0, nbytes)
-    os.fsync(fd)
-    os.close(fd)
+    """Write `nbytes` by the store's writer: in ranges, made durable as they come."""
+    data = memoryview(np.random.default_rng(0).bytes(BLOCK_BYTES))
+    with closing(FileWriter(make_header(path, {"bytes": ("U8", (nbytes,))}))) as writer:
+        for start in range(0, nbytes, BLOCK_BYTES):
+            writer.put("bytes", start, data[: min(BLOCK_BYTES, nbytes - start)])
+        writer.flush()
     path.unlink()
 
 
@@ -102,7 +99,7 @@ def both_ways(source: Path, scratch: Path, nbytes: int) -> None:
 
 def quantise(values: int) -> None:
     """Pack `values` bf16 values to 4 bits by groups of 64 on the conversion's workers, from one block in memory."""
-    rows = np.random.default_rng(0).standard_normal((RANGE_BYTES // 4 // COLUMNS, COLUMNS), np.float32)
+    rows = np.random.default_rng(0).standard_normal((BLOCK_BYTES // 4 // COLUMNS, COLUMNS), np.float32)
     block, packing = np.array(mx.array(rows).astype(mx.bfloat16).view(mx.uint16)).view(np.uint8), Quantisation(4, 64)
 
     def pack(_: int) -> None:
@@ -113,8 +110,8 @@ def quantise(values: int) -> None:
 
 
 def hash_all(nbytes: int) -> None:
-    data = bytes(RANGE_BYTES)
-    for _ in range(nbytes // RANGE_BYTES):
+    data = bytes(BLOCK_BYTES)
+    for _ in range(nbytes // BLOCK_BYTES):
         sha256(data).digest()
 
 

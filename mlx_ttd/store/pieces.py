@@ -9,7 +9,7 @@ import numpy as np
 
 from ..spec import Matrix, RecordLayout
 from .checkpoint import Checkpoint
-from .encodings import Bytes
+from .encodings import Bytes, Plain
 from .importers.base import row_count
 from .pipeline import ahead, mapped
 from .plan import PlannedFile, PlannedTensor
@@ -25,11 +25,17 @@ def _spans(count: int, unit_bytes: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + step, count)) for start in range(0, count, step))
 
 
+def _value_bytes(planned: PlannedTensor) -> int:
+    """What a value takes at most on its way: codes and FP8 pass through float32."""
+    encoding = planned.source.encoding
+    return 2 if isinstance(encoding, Plain) and encoding.dtype != "F32" else 4
+
+
 def _dense(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> Iterator[list[Piece]]:
     def read() -> Iterator[tuple[PlannedTensor, int, list[Bytes]]]:
         for planned in file.tensors:
             shape = planned.source.tensor.shape
-            for start, stop in _spans(row_count(shape), shape[-1] * 4):
+            for start, stop in _spans(row_count(shape), shape[-1] * _value_bytes(planned)):
                 yield planned, start, planned.source.read(checkpoint, start, stop)
 
     def pack(found: tuple[PlannedTensor, int, list[Bytes]]) -> list[Piece]:
@@ -76,7 +82,7 @@ def _experts(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> It
 
     def read() -> Iterator[tuple[int, int, list[list[Bytes]]]]:
         rows = [(t.source, t.source.tensor.shape[1]) for t in file.tensors]
-        for first, last in _spans(experts, 3 * layout.hidden * layout.inter * 4):
+        for first, last in _spans(experts, 3 * layout.hidden * layout.inter * _value_bytes(file.tensors[0])):
             yield first, last, [source.read(checkpoint, first * n, last * n) for source, n in rows]
 
     def pack(found: tuple[int, int, list[list[Bytes]]]) -> list[Piece]:

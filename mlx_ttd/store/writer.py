@@ -62,6 +62,11 @@ class FileWriter:
         if self.unsynced >= SYNC_BYTES:
             self._sync()
 
+    def flush(self) -> None:
+        """Return when all that was written is durable."""
+        self._sync()
+        self._wait()
+
     def _sync(self) -> None:
         """Begin to make durable what was written so far, once that of the time before is."""
         self._wait()
@@ -78,8 +83,7 @@ class FileWriter:
 
     def finish(self) -> FileEntry:
         """Flush the file to the disk and describe it."""
-        self._sync()
-        self._wait()
+        self.flush()
         digests = {part: digest.hexdigest() for part, digest in self.digests.items()}
         records = [digests[i] for i in range(len(digests))] if RECORDS in self.header.tensors else None
         tensors = {name: digests[name] for name in self.header.tensors} if records is None else None

@@ -47,7 +47,7 @@ def compile_all(sanitizer: str, folder: Path) -> list[Path]:
 def test_the_core_under(sanitizer, tmp_path):
     objects = [str(p) for p in compile_all(sanitizer, tmp_path)]
     stop = {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
-    for name in ("pool", "operations", "read_pool", "sequence"):
+    for name in ("pool", "operations", "quantize", "read_pool", "sequence"):
         source, program = CPU / "tests" / f"test_{name}.cpp", tmp_path / name
         options = ["-std=c++20", "-g1", f"-fsanitize={sanitizer}", f"-I{CPU}", "-pthread"]
         subprocess.run([str(COMPILER), *options, str(source), *objects, "-o", str(program)], check=True)

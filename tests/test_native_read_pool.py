@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 
 import numpy as np
@@ -118,3 +119,30 @@ def test_reads_that_overlap_are_timed_once_in_any_order_and_models_apart(fd):
     assert pool.counters.bytes_read == 600
     pool.close()
     other.close()
+
+
+def test_reads_are_told_of_in_order_as_they_end(fd):
+    go_on = threading.Event()
+
+    def fault(fd, offset, size):
+        assert offset == 0 or go_on.wait(10)
+        return size
+
+    pool = native.ReadPool(2, fault)
+    batch = pool.submit([(fd, 7 * i, np.zeros(1000, np.uint8)) for i in range(3)])
+    assert batch.wait_first(1) == 1
+    go_on.set()
+    assert batch.wait_first(3) == 3
+    assert batch.wait() == []
+
+
+def test_a_failed_read_is_told_of_at_once(fd):
+    counters = Counters()
+    pool = ReadPool(1, 1, counters)
+    into = np.zeros(1000, np.uint8)
+    batch = pool.submit([Read(fd, 0, into.data), Read(fd, len(CONTENT) - 600, into.data), Read(fd, 0, into.data)])
+    with pytest.raises(OSError, match="the file ends 400 bytes short"):
+        list(iter(batch.some, None))
+    batch.drain()
+    assert counters.bytes_read == 2600
+    pool.close()

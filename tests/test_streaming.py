@@ -272,13 +272,16 @@ def test_reads_do_not_wait_for_slots_one_by_one():
     provider.close()
 
 
-def test_experts_in_memory_are_lent_while_the_others_are_read():
-    reading, go_on = threading.Event(), threading.Event()
+def test_experts_are_lent_as_they_arrive():
+    reading, go_on, last = threading.Event(), threading.Event(), threading.Event()
 
     def pread(fd, offset, into):
         reading.set()
         assert go_on.wait(10)
+        assert offset < first_of_nine or last.wait(10)
         return pread_into(fd, offset, into)
+
+    first_of_nine = STORE.expert_file(0)[1] + 9 * STORE.layouts[0].stride
 
     provider = make_provider(slots=6, pread=pread)
     go_on.set()
@@ -293,8 +296,12 @@ def test_experts_in_memory_are_lent_while_the_others_are_read():
     assert reading.wait(10)
     go_on.set()
     second = next(leases)
-    assert second.experts.tolist() == [0, 9]
-    np.testing.assert_array_equal(held(second, 9), RECORDS[0][9])
+    assert second.experts.tolist() == [0]
+    np.testing.assert_array_equal(held(second, 0), RECORDS[0][0])
+    last.set()
+    third = next(leases)
+    assert third.experts.tolist() == [9]
+    np.testing.assert_array_equal(held(third, 9), RECORDS[0][9])
     assert list(leases) == []
     assert not provider.banks[0].pins.any()
     assert (provider.counters.hits, provider.counters.misses) == (2, 4)
@@ -311,6 +318,12 @@ def test_a_failed_arrival_leaves_nothing_pinned():
     next(leases)
     with pytest.raises(RecordError):
         next(leases)
+    assert not provider.banks[0].pins.any()
+    # A lease that is out when the reader goes away, and what was still to come, are given back.
+    faults.calls = set()
+    leases = provider.arrivals(0, np.array([0, 1, 3, 9]))
+    next(leases)
+    leases.close()
     assert not provider.banks[0].pins.any()
     faults.calls = set()
     for lease in provider.arrivals(0, np.array([0, 1, 3, 9])):

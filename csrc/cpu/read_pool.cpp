@@ -15,7 +15,13 @@ struct ReadBatch::Shared {
   mutable std::mutex mutex;
   std::condition_variable finished;
   size_t unfinished = 0;
+  std::vector<size_t> parts_left;  // of each read
+  size_t ended = 0;                // reads before the first that has not
   std::vector<ReadFailure> failures;
+
+  void skip_ended() {
+    while (ended < parts_left.size() && parts_left[ended] == 0) ++ended;
+  }
 };
 
 ReadBatch::~ReadBatch() {
@@ -25,6 +31,12 @@ ReadBatch::~ReadBatch() {
 bool ReadBatch::done() const {
   std::lock_guard lock(shared_->mutex);
   return shared_->unfinished == 0;
+}
+
+size_t ReadBatch::wait_first(size_t count) {
+  std::unique_lock lock(shared_->mutex);
+  shared_->finished.wait(lock, [&] { return shared_->ended >= count || !shared_->failures.empty() || shared_->unfinished == 0; });
+  return shared_->failures.empty() ? shared_->ended : 0;
 }
 
 const std::vector<ReadFailure>& ReadBatch::wait() {
@@ -120,7 +132,11 @@ struct ReadPool::State {
     ReadBatch::Shared& batch = *part.batch;
     std::lock_guard lock(batch.mutex);
     if (done < part.read.bytes) batch.failures.push_back({part.index, error, part.start + done});
-    if (--batch.unfinished > 0) return;
+    if (--batch.parts_left[part.index] == 0) batch.skip_ended();
+    if (--batch.unfinished > 0) {
+      batch.finished.notify_all();
+      return;
+    }
     std::sort(batch.failures.begin(), batch.failures.end(), [](const ReadFailure& a, const ReadFailure& b) {
       return a.index != b.index ? a.index < b.index : a.done < b.done;
     });
@@ -142,6 +158,7 @@ ReadBatch ReadPool::submit(const std::vector<Read>& reads, int parts, size_t uni
     state_ = std::make_shared<State>((*left)->depth, (*left)->pread);
   }
   auto batch = std::make_shared<ReadBatch::Shared>();
+  batch->parts_left.resize(reads.size());
   std::deque<Part> queue;
   for (size_t i = 0; i < reads.size(); ++i) {
     const Read& read = reads[i];
@@ -151,9 +168,11 @@ ReadBatch ReadPool::submit(const std::vector<Read>& reads, int parts, size_t uni
       const size_t bytes = std::min(step, read.bytes - at);
       const Read part{read.fd, read.offset + static_cast<int64_t>(at), bytes, static_cast<char*>(read.into) + at};
       queue.push_back({part, i, at, batch, clock});
+      ++batch->parts_left[i];
     }
   }
   batch->unfinished = queue.size();
+  batch->skip_ended();
   if (queue.empty()) return ReadBatch(std::move(batch));
   State& state = *state_;
   std::lock_guard lock(state.mutex);

@@ -57,6 +57,8 @@ class ReadBatch {
   ~ReadBatch();
 
   bool done() const;
+  // Waits until the first `count` reads have ended: how many, in order, have by now; 0 once one of any has failed.
+  size_t wait_first(size_t count);
   const std::vector<ReadFailure>& wait();  // by index; empty when every byte was read
 
  private:

@@ -1,7 +1,7 @@
 """The text of a kernel from csrc/kernels, as each compiler takes it.
 
-Metal's gets the body, and of its headers only what it uses. NVRTC can read files, so CUDA's gets their names: MLX hashes
-the whole text at every launch, at several microseconds for ten kilobytes.
+Metal's gets the body, and of its headers only what it uses. NVRTC can read files, so CUDA's gets their names: MLX
+hashes the whole text at every launch, at several microseconds for ten kilobytes.
 """
 
 from __future__ import annotations

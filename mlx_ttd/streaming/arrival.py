@@ -12,7 +12,7 @@ from .slots import SlotBank
 
 @dataclass
 class Arrival:
-    """Experts `group` whose slots are pinned while the `missing` ones are being read into `rows`."""
+    """Experts `group` whose slots are pinned while the `missing` ones are being read into `rows`, in this order."""
 
     bank: SlotBank
     group: np.ndarray
@@ -27,11 +27,32 @@ class Arrival:
         try:
             self.batch.wait()
         except BaseException:
-            self.batch.drain()
-            self.give_up()
+            self._fail(self.batch)
             raise
-        self.bank.deliver(self.missing, self.rows)
-        self.bank.seat(self.missing)
+        self._seat(len(self.missing))
+
+    def some(self) -> np.ndarray:
+        """As `wait`, for the next of `missing` and those that are there by then: these leave `missing` and `group`."""
+        assert self.batch is not None
+        try:
+            landed = self.batch.some()
+        except BaseException:
+            self._fail(self.batch)
+            raise
+        experts = self._seat(landed)
+        self.group = np.setdiff1d(self.group, experts, assume_unique=True)
+        return experts
+
+    def _seat(self, landed: int) -> np.ndarray:
+        experts, self.missing = self.missing[:landed], self.missing[landed:]
+        rows, self.rows = self.rows[:landed], self.rows[landed:]
+        self.bank.deliver(experts, rows)
+        self.bank.seat(experts)
+        return experts
+
+    def _fail(self, batch: Batch | NativeBatch) -> None:
+        batch.drain()
+        self.give_up()
 
     def abandon(self) -> None:
         """Wait for reads in flight, since they write into slots, and unpin."""
@@ -42,5 +63,8 @@ class Arrival:
         self.bank.unpin(self.bank.slot_of[self.group], ())
 
     def give_up(self) -> None:
+        """Unpin, and forget what was to come."""
         self.bank.unpin(self.bank.slot_of[self.group], ())
         self.bank.forget(self.missing)
+        self.group = self.missing = self.missing[:0]
+        self.batch = None

@@ -119,31 +119,32 @@ class ExpertProvider:
                 raise
 
     def arrivals(self, layer: int, ids: np.ndarray) -> Iterator[Lease]:
-        """As `waves`, but where the slots hold all: the experts in memory first, the others when they have been read.
+        """As `waves`, but where the slots hold all: the experts in memory first, then the others as they are read.
 
-        So the first can be computed meanwhile; `lease.experts` tells which are lent.
+        So those that are there are computed meanwhile; `lease.experts` tells which are lent.
         """
         bank = self.banks[layer]
         wanted = np.unique(ids)
         self._land(layer, wanted)
         missing = wanted[bank.slot_of[wanted] == EMPTY]
-        if len(wanted) > bank.slots or len(missing) in (0, len(wanted)):
+        if len(wanted) > bank.slots or not len(missing):
             yield from self.waves(layer, ids)
             return
         bank.policy.used(wanted)
         arrival = self._fetch(layer, wanted, wanted)
-        here = self._lend(bank, np.setdiff1d(wanted, missing, assume_unique=True), holds_all=False)
-        arrival.group = missing
         try:
-            with here:
-                yield here
+            arrival.group = missing
+            if len(missing) < len(wanted):
+                here = np.setdiff1d(wanted, missing, assume_unique=True)
+                with self._lend(bank, here, holds_all=False) as lease:
+                    yield lease
+            while len(arrival.missing):
+                landed = arrival.some()
+                with self._lend(bank, landed, holds_all=len(landed) == len(wanted)) as lease:
+                    yield lease
         except BaseException:
-            here.release(())
             arrival.abandon()
             raise
-        arrival.wait()
-        with self._lend(bank, missing, holds_all=False) as late:
-            yield late
 
     def resident(self, layer: int, ids: mx.array) -> Lease | None:
         """A lease on the whole layer, without reading `ids` back, if all its experts are in memory; else None."""

@@ -56,21 +56,35 @@ def open_for_reading(path: str | os.PathLike[str], direct: bool) -> int:
 
 
 class Batch:
-    """Reads in flight. `wait` returns when all are done and raises the first failure."""
+    """Reads in flight, each of them some futures. `wait` and `some` raise the first failure."""
 
-    def __init__(self, futures: list[Future[None]], counters: Counters):
-        self._futures, self._counters = futures, counters
+    def __init__(self, reads: list[list[Future[None]]], counters: Counters):
+        self._reads, self._counters = reads, counters
+        self._taken = 0
+
+    def some(self) -> int:
+        """Wait for the next read; how many, in order, have ended that no call told of."""
+        end = self._taken + 1
+        while end < len(self._reads) and all(future.done() for future in self._reads[end]):
+            end += 1
+        return self._take(end)
 
     def wait(self) -> None:
+        """Wait for all."""
+        self._take(len(self._reads))
+
+    def _take(self, end: int) -> int:
         start = time.perf_counter()
-        errors = [e for e in (f.exception() for f in self._futures) if e is not None]
+        taken, self._taken = self._taken, end
+        errors = [e for e in (f.exception() for read in self._reads[taken:end] for f in read) if e is not None]
         self._counters.wait_seconds += time.perf_counter() - start
         if errors:
             raise errors[0]
+        return end - taken
 
     def drain(self) -> None:
         """Return when no read is in flight any more, whatever became of them and whatever signal comes."""
-        pending = list(self._futures)
+        pending = [future for read in self._reads for future in read]
         while pending:
             with suppress(BaseException):
                 pending[-1].exception()
@@ -79,24 +93,44 @@ class Batch:
 
 
 class NativeBatch:
-    """Reads in flight on native threads, which try those that fail once more."""
+    """Reads in flight on native threads, which try those that fail once more. As `Batch`."""
 
     def __init__(self, pool: ReadPool, reads: Sequence[Read], native: Any):
         self._pool, self._reads, self._native = pool, reads, native
+        self._taken = 0
+
+    def some(self) -> int:
+        start = time.perf_counter()
+        end = self._native.wait_first(self._taken + 1)
+        self._pool.counters.wait_seconds += time.perf_counter() - start
+        if end <= self._taken:
+            raise self._failure(self._native.wait())
+        return self._take(end)
 
     def wait(self) -> None:
         start = time.perf_counter()
         failed = self._native.wait()
-        counters = self._pool.counters
-        counters.wait_seconds += time.perf_counter() - start
+        self._pool.counters.wait_seconds += time.perf_counter() - start
+        if failed:
+            raise self._failure(failed)
+        self._take(len(self._reads))
+
+    def _failure(self, failed: list[tuple[int, int, int]]) -> Exception:
         self._pool.count_seconds()
-        lost = {index: (error, done) for index, error, done in failed}
-        counters.bytes_read += sum(lost[i][1] if i in lost else len(r.into) for i, r in enumerate(self._reads))
-        for index, (error, done) in lost.items():
-            read = self._reads[index]
-            short = f"the file ends {len(read.into) - done:,} bytes short"
-            raise read.fail(f"the read failed: {os.strerror(error)}" if error else short)
-        self._pool.finish(self._reads)
+        got = {index: done for index, _, done in failed}
+        left = enumerate(self._reads[self._taken :], self._taken)
+        self._pool.counters.bytes_read += sum(got.get(i, len(read.into)) for i, read in left)
+        index, error, done = failed[0]
+        read = self._reads[index]
+        short = f"the file ends {len(read.into) - done:,} bytes short"
+        return read.fail(f"the read failed: {os.strerror(error)}" if error else short)
+
+    def _take(self, end: int) -> int:
+        reads, self._taken = self._reads[self._taken : end], end
+        self._pool.count_seconds()
+        self._pool.counters.bytes_read += sum(len(read.into) for read in reads)
+        self._pool.finish(reads)
+        return len(reads)
 
     def drain(self) -> None:
         """Return when no read is in flight any more, whatever signal comes."""
@@ -136,7 +170,7 @@ class ReadPool:
             if self._clock is None:
                 self._clock = native_clock()
             return NativeBatch(self, reads, native.submit(wanted, self.parts, self._clock))
-        futures = []
+        futures: list[list[Future[None]]] = []
         for read in reads:
             size = len(read.into)
             step = -(-size // self.parts // PART_UNIT) * PART_UNIT or size
@@ -146,7 +180,7 @@ class ReadPool:
                 if self._in_flight == 0:
                     self._since = time.perf_counter()
                 self._in_flight += len(starts)
-            futures += [self.threads.submit(self, self._part, read, at, min(at + step, size)) for at in starts]
+            futures.append([self.threads.submit(self, self._part, read, at, min(at + step, size)) for at in starts])
         return Batch(futures, self.counters)
 
     def count_seconds(self) -> None:

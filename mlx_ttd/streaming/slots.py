@@ -151,6 +151,7 @@ class SlotBank:
         """Move staged rows into their slots, where `row` gave staging."""
         if self._host is None and len(experts):
             records, self.records = self.records, None
+            assert records is not None
             for expert, row in zip(experts, rows, strict=True):
                 records = bank_write(records, int(self.slot_of[expert]), to_device(np.frombuffer(row, np.uint8)))
             self.records = records

@@ -69,6 +69,25 @@ void a_fault_is_retried_once_then_reported(const Bytefile& from) {
   EXPECT(ended.wait().size() == 1 && ended.wait()[0].error == 0 && ended.wait()[0].done == 1000);
 }
 
+void reads_are_told_of_in_order_while_others_are_in_flight(const Bytefile& from) {
+  ReadPool pool(3);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<Bytes> into(4, Bytes(5000));
+    std::vector<Read> reads;
+    for (size_t i = 0; i < into.size(); ++i) reads.push_back({from.fd(), static_cast<int64_t>(i), 5000, into[i].data()});
+    auto batch = pool.submit(reads, 2, 1024);
+    for (size_t told = 0; told < into.size();) {
+      const size_t ended = batch.wait_first(told + 1);
+      EXPECT(ended > told && ended <= into.size());
+      for (; told < ended; ++told)
+        EXPECT(std::equal(into[told].begin(), into[told].end(), from.bytes.begin() + static_cast<int64_t>(told)));
+    }
+  }
+  Bytes beyond(3000), whole(3000);
+  auto failing = pool.submit({{from.fd(), 0, 3000, whole.data()}, {from.fd(), size, 3000, beyond.data()}});
+  EXPECT(failing.wait().size() == 1 && failing.wait_first(1) == 0);
+}
+
 void batches_from_many_threads_do_not_mix(const Bytefile& from) {
   ReadPool pool(3);
   std::atomic<int> wrong{0};
@@ -118,6 +137,7 @@ void a_clock_runs_while_its_own_reads_are_in_flight(const Bytefile& from) {
 int main() {
   const Bytefile from;
   every_byte_arrives(from);
+  reads_are_told_of_in_order_while_others_are_in_flight(from);
   a_fault_is_retried_once_then_reported(from);
   batches_from_many_threads_do_not_mix(from);
   a_closed_pool_opens_again(from);

@@ -88,6 +88,32 @@ def decode_warm(store: Path, block: Block, rounds: int) -> None:
         block.results["decode_warm.vs_resident"] = statistics.median(b / a for a, b in times)
 
 
+def prefetch(store: Path, block: Block, rounds: int) -> None:
+    """The next layer's experts guessed and read ahead, always and for as long as it pays, against not at all."""
+    slots, steps = slots_of_whole_model(3 * 10**9), 16
+    with (
+        load(store, slots) as off,
+        load(store, slots, prefetch="next-layer") as always,
+        load(store, slots, prefetch="next-layer") as trying,
+    ):
+        always.provider.next_layer.trial.due = lambda layer: True
+        llms = {"off": off, "always": always, "trying": trying}
+        arms = {name: LiveArm(llm) for name, llm in llms.items()}
+        before = {name: llm.counters.copy() for name, llm in llms.items()}
+        times = [{name: statistics.fmean(arm.seconds(steps)) for name, arm in arms.items()} for _ in range(rounds)]
+        for name, llm in llms.items():
+            counts, tokens = llm.counters.since(before[name]), rounds * steps
+            block.note(
+                f"prefetch {name}",
+                f"ms {spread([t[name] * 1e3 for t in times])}; a token {counts.records / tokens:.1f} records read, "
+                f"{counts.misses / tokens:.1f} missed, {counts.prefetched / tokens:.1f} guessed, "
+                f"{counts.prefetch_used / tokens:.1f} of them right",
+            )
+        block.note("prefetch trying", "goes on" if trying.provider.next_layer.trial.on else "ended by itself")
+        for name in ("always", "trying"):
+            block.results[f"prefetch.{name}_vs_off"] = statistics.median(t["off"] / t[name] for t in times)
+
+
 def prefill_2048(store: Path, block: Block, rounds: int) -> None:
     """A prompt of 2,048 from an empty bank, read directly: bytes against one pass, time against the bound."""
     opened = open_store(store)
@@ -194,6 +220,7 @@ def plan_error(store: Path, block: Block, rounds: int) -> None:
 MEASURES: dict[str, Callable[[Path, Block, int], None]] = {
     "decode_direct": decode_direct,
     "decode_warm": decode_warm,
+    "prefetch": prefetch,
     "prefill_2048": prefill_2048,
     "peak": peak,
     "leak": leak,
@@ -227,7 +254,9 @@ def main() -> None:
         store = arguments.store or write_store(SHAPE, Path(folder) / "store", arguments.layers)
         layers = len(open_store(store).layouts)
         block = Block("stream", {"layers": layers, "rounds": rounds, "measures": sorted(wanted)}, store)
-        block.note("cache", "decode_direct, prefill_2048 and plan read past the page cache; the others are warm")
+        block.note(
+            "cache", "decode_direct, prefetch, prefill_2048 and plan read past the page cache; the others are warm"
+        )
         for name in MEASURES:
             if name in wanted:
                 MEASURES[name](store, block, rounds)

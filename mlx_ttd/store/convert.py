@@ -100,7 +100,7 @@ def _write_files(
         writer.close()
         journal.record(name, done[name])
 
-    with ExitStack() as writers, array_workers() as workers, behind(finish) as finish_later:
+    with ExitStack() as writers, array_workers() as workers, behind(finish, 1) as finish_later:
         for i, name in enumerate(waiting):
             checkpoint.release(set().union(*needs[i:]))
             meter.current = name

@@ -58,13 +58,16 @@ def mapped(function: Callable[[S], T], items: Iterator[S], workers: Executor) ->
 
 
 @contextmanager
-def behind(action: Callable[..., None]) -> Iterator[Callable[..., None]]:
-    """A function that runs `action` later, in order, on one thread, few calls behind; errors surface by the end."""
+def behind(action: Callable[..., None], most: int = 4 * DEPTH) -> Iterator[Callable[..., None]]:
+    """A function that runs `action` later, in order, on one thread, at most so many calls behind.
+
+    An error surfaces at one of the next calls, or at the end.
+    """
     with ThreadPoolExecutor(1, action.__name__) as pool:
         waiting: deque[Future[None]] = deque()
 
         def submit(*arguments: Any) -> None:
-            while len(waiting) >= 4 * DEPTH:
+            while waiting and (len(waiting) >= most or waiting[0].done()):
                 waiting.popleft().result()
             waiting.append(pool.submit(action, *arguments))
 

@@ -21,8 +21,12 @@ class Rooms:
 
     def take(self, nbytes: int) -> np.ndarray:
         """uint8 [nbytes] of any content, at a page and with the rest of its last page behind it."""
-        free = self._free[1 << (nbytes - 1).bit_length()]
-        memory = free.pop() if free else block_buffer(1 << (nbytes - 1).bit_length())
+        size = 1 << (nbytes - 1).bit_length()
+        free = self._free[size]
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = block_buffer(size)
         whole = np.frombuffer(memory, np.uint8)
         weakref.finalize(whole, free.append, memory).atexit = False
         return whole[:nbytes]

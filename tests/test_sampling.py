@@ -52,6 +52,21 @@ def kept(values: list[float], **cuts: float) -> list[int]:
     return [token for token, score in zip(ids.tolist(), scores.tolist(), strict=True) if score > -math.inf]
 
 
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+@pytest.mark.parametrize("cuts", [{"top_p": 0.9}, {"min_p": 0.01}, {"top_p": 0.99, "min_p": 1e-4}])
+def test_tokens_that_need_not_be_put_in_order_change_no_cut(spread, cuts, monkeypatch):
+    logits = random_logits(30_000) * (spread / 3)
+    options = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **cuts}
+    found, weights = candidates(logits, **options)
+    monkeypatch.setattr("mlx_ttd.generation.sampling.FEW", 30_000)
+    ids, scores = candidates(logits, **options)
+    kept = mx.sum(scores > -math.inf).item()
+    assert mx.sum(weights > -math.inf).item() == kept
+    assert mx.array_equal(found[:kept], ids[:kept])
+    assert mx.array_equal(weights[:kept], scores[:kept])
+    assert len(found) == (256 if kept < 256 else 30_000)
+
+
 def test_the_cuts():
     values = [0.1, 0.4, 0.2, 0.3]
     assert kept(values) == [1, 3, 2, 0]

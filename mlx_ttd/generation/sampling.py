@@ -11,6 +11,8 @@ import mlx.core as mx
 from .. import kernels
 from ..errors import OptionError
 
+# Tokens that are put in order first where no top_k says how many: cuts by probability rarely leave more.
+FEW = 256
 Sampler = Callable[[mx.array], mx.array]
 
 
@@ -63,10 +65,24 @@ def candidates(
 
     Tokens cut by top_p or min_p weigh -inf. The most probable token always stays.
     """
-    ids = most_probable(logits, top_k)
-    scores = logits[ids]
-    scores = (scores - scores[0]) / temperature
-    probabilities = mx.softmax(scores, precise=True)
+    if top_k == 0 and logits.shape[-1] > FEW and (top_p < 1 or min_p > 0):
+        ids, scores = _weighed(logits, FEW, temperature, top_p, min_p)
+        # Cuts leave a beginning of the order, so that tokens after one that is cut are cut as well.
+        if scores[-1].item() == -math.inf:
+            return ids, scores
+    return _weighed(logits, top_k, temperature, top_p, min_p, among_all=top_k == 0)
+
+
+def _weighed(
+    logits: mx.array, count: int, temperature: float, top_p: float, min_p: float, among_all: bool = True
+) -> tuple[mx.array, mx.array]:
+    """`candidates` among the `count` most probable (0: all), by their probabilities among all, or among themselves."""
+    ids = most_probable(logits, count)
+    best = logits[ids[0]]
+    scores = (logits[ids] - best) / temperature
+    weights = mx.exp(scores)
+    total = mx.exp((logits - best) / temperature).sum() if among_all else weights.sum()
+    probabilities = weights / total
     kept = probabilities >= min_p * probabilities[0]
     if top_p < 1:
         kept &= mx.cumsum(probabilities) - probabilities < top_p

@@ -13,7 +13,7 @@ from .file_ranges import block_buffer
 class Rooms:
     """Arrays at a page, in huge pages where there are any, whose memory comes back when the last view of them goes.
 
-    Memory from the system is cleared and mapped first, which costs a conversion more CPU time than direct reads do.
+    Memory from the system would be cleared and mapped anew for each read.
     """
 
     def __init__(self) -> None:

@@ -44,6 +44,8 @@ WEIGHTS = {
     "biases",
     "w",
     "v",
+    "a_w",
+    "b_w",
     *(f"{m}_{part}" for m in MATRICES for part in ("w", "scales", "biases")),
 }
 Call = Callable[[], Any]
@@ -103,6 +105,15 @@ def moe_inputs(tokens: int, bits: int, dtype: mx.Dtype) -> tuple[Any, ...]:
     rows, weights = uneven_rows(tokens), mx.softmax(numbers(3, tokens, TOP_K), axis=-1)
     residual, x = numbers(1, tokens, 256, dtype=dtype), numbers(2, tokens, 256, dtype=dtype)
     return residual, x, make_lease(layout, absent=0), rows, weights, layout, shared
+
+
+def delta_weights(plain: mx.Dtype) -> Any:
+    a, b = (Weight(numbers(key, 6, 256, dtype=plain)) for key in (3, 4))
+    return SimpleNamespace(qkv=packed(1, 70, 256, 4, 64), z=packed(2, 40, 256, 4, 64), a=a, b=b)
+
+
+def delta_inputs_call(tokens: int, plain: mx.Dtype) -> Call:
+    return lambda: kernels.delta_inputs(numbers(5, tokens, 256), delta_weights(plain), "verify")
 
 
 def moe_call(tokens: int, bits: int = 4) -> Call:
@@ -180,6 +191,8 @@ CASES: dict[str, Call] = {
     "linear_pair": lambda: kernels.linear_pair(
         numbers(1, 2, 192), packed(1, 70, 192, 4, 64), packed(2, 40, 192, 4, 64), "verify"
     ),
+    "delta_inputs": delta_inputs_call(1, mx.bfloat16),
+    "delta_inputs f32": delta_inputs_call(3, mx.float32),
     "swiglu_linear": lambda: kernels.swiglu_linear(
         numbers(1, 2, 192), packed(1, 70, 192, 4, 64), packed(2, 70, 192, 4, 64), "verify"
     ),
@@ -279,7 +292,7 @@ def test_weight_codes_are_read_in_whole_lines(simulated: None) -> None:
 CUDA_CASES = (
     *("expert_ffn T=1", "expert_contributions", "experts int8", "experts bf16", "expert_ffn_accumulate T=1", "moe"),
     *("int4 decode T=1", "int4 prefill T=1", "int8", f"plain {mx.bfloat16} decode", f"plain {mx.float16} prefill"),
-    *("linear_pair", "swiglu_linear", "gated_delta T=1", "router of 512", "norm_rope", "rms_norm"),
+    *("linear_pair", "delta_inputs", "swiglu_linear", "gated_delta T=1", "router of 512", "norm_rope", "rms_norm"),
     *("attention", "attention on codes"),
     *("gated_rms_norm", "swiglu", "sigmoid_scaled", "combine"),
 )
@@ -337,11 +350,14 @@ def test_the_long_product_equals_the_short_one(simulated: None, monkeypatch: pyt
 
 
 @needs_sim
-def test_two_products_in_one_launch_equal_one_after_the_other(simulated: None) -> None:
+def test_products_in_one_launch_equal_one_after_the_other(simulated: None) -> None:
     x, w, v = numbers(1, 3, 192, dtype=mx.bfloat16), packed(2, 72, 192, 4, 64), packed(3, 40, 192, 4, 64)
     for together, w_or_v in zip(kernels.linear_pair(x, w, v, "decode"), (w, v), strict=True):
         assert mx.array_equal(together, kernels.linear(x, w_or_v, "decode"))
-    u = packed(4, 72, 192, 4, 64)
+    x, mixer = numbers(5, 3, 256, dtype=mx.bfloat16), delta_weights(mx.bfloat16)
+    for together, one in zip(kernels.delta_inputs(x, mixer, "decode"), vars(mixer).values(), strict=True):
+        assert mx.array_equal(together, kernels.linear(x, one, "decode"))
+    x, u = numbers(1, 3, 192, dtype=mx.bfloat16), packed(4, 72, 192, 4, 64)
     apart = kernels.swiglu(kernels.linear(x, w, "decode"), kernels.linear(x, u, "decode"))
     assert mx.array_equal(kernels.swiglu_linear(x, w, u, "decode"), apart)
 

@@ -25,7 +25,7 @@ from . import (
 from .attention import attention
 from .backend import Mode, chosen, device_kind, forced, set_backend, used
 from .bank import bank_write
-from .delta_mixer import DeltaMixer, delta_mixer
+from .delta_mixer import DeltaMixer, delta_inputs, delta_mixer
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .first_use import announcing, compile_seconds, working_clock
 from .gated_delta import GatedDelta, gated_delta
@@ -62,6 +62,7 @@ __all__ = [
     "chosen",
     "combine",
     "compile_seconds",
+    "delta_inputs",
     "delta_mixer",
     "device_kind",
     "expert_contributions",

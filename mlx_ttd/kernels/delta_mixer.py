@@ -32,12 +32,20 @@ class DeltaMixer(NamedTuple):
     eps: float
 
 
+def _delta_inputs(x: mx.array, w: DeltaMixer, mode: Mode) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    return *linear_pair(x, w.qkv, w.z, mode), *linear_pair(x, w.a, w.b, mode)
+
+
 def _delta_mixer(x: mx.array, w: DeltaMixer, conv_state: mx.array, state: mx.array, mode: Mode) -> GatedDelta:
-    qkv, z = linear_pair(x, w.qkv, w.z, mode)
-    a, b = linear_pair(x, w.a, w.b, mode)
+    qkv, z, a, b = delta_inputs(x, w, mode)
     mixed = gated_delta(qkv, a, b, conv_state, w.conv, w.a_log, w.dt_bias, state, w.key_heads, mode)
     gated = gated_rms_norm(mixed.out, z.reshape(mixed.out.shape), w.norm, w.eps)
     return GatedDelta(linear(gated.reshape(z.shape), w.out, mode), mixed.conv_state, mixed.state)
+
+
+def delta_inputs(x: mx.array, w: DeltaMixer, mode: Mode) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """What qkv, z, a and b make of rows x [T, H]: [T, their rows] each, in x's dtype."""
+    return run("delta_inputs", x, w, mode)
 
 
 def delta_mixer(x: mx.array, w: DeltaMixer, conv_state: mx.array, state: mx.array, mode: Mode) -> GatedDelta:
@@ -45,4 +53,5 @@ def delta_mixer(x: mx.array, w: DeltaMixer, conv_state: mx.array, state: mx.arra
     return run("delta_mixer", x, w, conv_state, state, mode)
 
 
+register("delta_inputs", "reference", _delta_inputs)
 register("delta_mixer", "reference", _delta_mixer)

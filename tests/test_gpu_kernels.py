@@ -207,6 +207,7 @@ CASES: dict[str, Call] = {
     "attention on codes of narrow heads": coded_attention_call(3, 9, 32, 32),
     "norm_rope": lambda: kernels.norm_rope(numbers(1, 3, 5, 96), numbers(2, 96), 1e-6, 64, 1e7, 2),
     "rms_norm": lambda: kernels.rms_norm(numbers(1, 3, 320), numbers(2, 320), 1e-6),
+    "add_rms_norm": lambda: kernels.add_rms_norm(numbers(1, 3, 320), numbers(3, 3, 320), numbers(2, 320), 1e-6),
     "gated_rms_norm": lambda: kernels.gated_rms_norm(numbers(1, 3, 5, 64), numbers(2, 3, 5, 64), numbers(3, 64), 1e-6),
     "swiglu": lambda: kernels.swiglu(numbers(1, 3, 200), numbers(2, 3, 200)),
     "sigmoid_scaled": lambda: kernels.sigmoid_scaled(numbers(1, 3, 1), numbers(2, 3, 300)),
@@ -294,7 +295,7 @@ CUDA_CASES = (
     *("int4 decode T=1", "int4 prefill T=1", "int8", f"plain {mx.bfloat16} decode", f"plain {mx.float16} prefill"),
     *("linear_pair", "delta_inputs", "swiglu_linear", "gated_delta T=1", "router of 512", "norm_rope", "rms_norm"),
     *("attention", "attention on codes"),
-    *("gated_rms_norm", "swiglu", "sigmoid_scaled", "combine"),
+    *("add_rms_norm", "gated_rms_norm", "swiglu", "sigmoid_scaled", "combine"),
 )
 
 
@@ -374,6 +375,14 @@ def test_a_fused_layer_equals_its_operations_one_after_the_other(simulated: None
     inner = kernels.swiglu_linear(x, shared.gate, shared.up, "decode")
     scale, out = kernels.linear(x, shared.scale, "decode"), kernels.linear(inner, shared.down, "decode")
     assert mx.array_equal(residual + (routed + kernels.sigmoid_scaled(scale, out)).astype(dtype), fused)
+
+
+@needs_sim
+def test_adding_and_norming_in_one_launch_equals_one_after_the_other(simulated: None) -> None:
+    x, y, w = numbers(1, 2, 96, dtype=mx.bfloat16), numbers(2, 2, 96, dtype=mx.bfloat16), numbers(3, 96)
+    total, normed = kernels.add_rms_norm(x, y, w, 1e-6)
+    assert mx.array_equal(total, x + y)
+    assert mx.array_equal(normed, kernels.rms_norm(x + y, w, 1e-6))
 
 
 @needs_sim

@@ -40,7 +40,7 @@ from .linear import BLOCK, head, linear, linear_pair
 from .moe import SharedExpert, moe, shared_expert
 from .native import extension as native_extension
 from .native import native_status
-from .norms import gated_rms_norm, norm_rope, rms_norm
+from .norms import add_rms_norm, gated_rms_norm, norm_rope, rms_norm
 from .quantize import quantize
 from .router import router
 from .top import top
@@ -56,6 +56,7 @@ __all__ = [
     "Records",
     "SharedExpert",
     "Weight",
+    "add_rms_norm",
     "announcing",
     "attention",
     "bank_write",

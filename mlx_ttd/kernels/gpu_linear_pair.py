@@ -12,7 +12,9 @@ from .weight import Weight
 
 INPUTS = ("x", "w", "w_scales", "w_biases", "v", "v_scales", "v_biases")
 TWO = Text("matvec_two", INPUTS, ("w_out", "v_out"), ("packed_rows.h", "row_pair.h"))
-DELTA = Text("delta_inputs", (*INPUTS, "a_w", "b_w"), ("w_out", "v_out", "a_out", "b_out"), ("packed_rows.h", "row_pair.h"))
+DELTA = Text(
+    "delta_inputs", (*INPUTS, "a_w", "b_w"), ("w_out", "v_out", "a_out", "b_out"), ("packed_rows.h", "row_pair.h")
+)
 SWIGLU = Text("matvec_swiglu", INPUTS, ("out",), ("packed_rows.h", "scalar_maths.h"))
 
 

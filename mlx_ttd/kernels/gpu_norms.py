@@ -8,7 +8,8 @@ from .backend import register
 from .gpu import FLOATS, SIMD_WIDTH, Text, constant, launch, require_dtype
 
 HEADERS = ("packed_rows.h", "scalar_maths.h", "row_sum.h")
-RMS_NORM = Text("rms_norm", ("x", "w", "eps"), ("out",), HEADERS)
+RMS_NORM = Text("rms_norm", ("x", "w", "eps"), ("out",), (*HEADERS, "norm_row.h"))
+ADD_RMS_NORM = Text("add_rms_norm", ("x", "y", "w", "eps"), ("total", "normed"), (*HEADERS, "norm_row.h"))
 GATED_RMS_NORM = Text("gated_rms_norm", ("x", "z", "w", "eps"), ("out",), HEADERS)
 SWIGLU = Text("swiglu", ("gate", "up"), ("out",), ("scalar_maths.h",))
 SIGMOID_SCALED = Text("sigmoid_scaled", ("scale", "x"), ("out",))
@@ -23,6 +24,17 @@ def _rms_norm(x: mx.array, w: mx.array, eps: float) -> mx.array:
     template = (("T", x.dtype), ("WIDTH", width), ("SIMDS", SIMDGROUPS))
     groups = (x.size // width, 1, 1)
     return launch(RMS_NORM, [x, w, constant(eps)], template, groups, SIMDGROUPS, [(x.shape, x.dtype)])[0]
+
+
+def _add_rms_norm(x: mx.array, y: mx.array, w: mx.array, eps: float) -> tuple[mx.array, mx.array]:
+    require_dtype("add_rms_norm", "x", x, *FLOATS)
+    require_dtype("add_rms_norm", "y", y, x.dtype)
+    require_dtype("add_rms_norm", "w", w, mx.float32)
+    width = x.shape[-1]
+    template = (("T", x.dtype), ("WIDTH", width), ("SIMDS", SIMDGROUPS))
+    inputs, groups = [x, y, w, constant(eps)], (x.size // width, 1, 1)
+    total, normed = launch(ADD_RMS_NORM, inputs, template, groups, SIMDGROUPS, [(x.shape, x.dtype)] * 2)
+    return total, normed
 
 
 def _gated_rms_norm(x: mx.array, z: mx.array, w: mx.array, eps: float) -> mx.array:
@@ -51,6 +63,7 @@ def _sigmoid_scaled(scale: mx.array, x: mx.array) -> mx.array:
 
 
 register("rms_norm", "gpu", _rms_norm, lambda x, w, eps: x.shape[-1] % 4 == 0)
+register("add_rms_norm", "gpu", _add_rms_norm, lambda x, y, w, eps: x.shape[-1] % 4 == 0)
 register("gated_rms_norm", "gpu", _gated_rms_norm, lambda x, z, w, eps: z.shape[2] % SIMD_WIDTH == 0)
 register("swiglu", "gpu", _swiglu, lambda gate, up: gate.ndim == 2)
 register("sigmoid_scaled", "gpu", _sigmoid_scaled)

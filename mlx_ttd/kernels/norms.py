@@ -11,6 +11,11 @@ def _rms_norm(x: mx.array, w: mx.array, eps: float) -> mx.array:
     return mx.fast.rms_norm(x.astype(mx.float32), w, eps).astype(x.dtype)
 
 
+def _add_rms_norm(x: mx.array, y: mx.array, w: mx.array, eps: float) -> tuple[mx.array, mx.array]:
+    total = x + y
+    return total, rms_norm(total, w, eps)
+
+
 def _gated_rms_norm(x: mx.array, z: mx.array, w: mx.array, eps: float) -> mx.array:
     gate = z.astype(mx.float32)
     return (mx.fast.rms_norm(x.astype(mx.float32), w, eps) * (gate * mx.sigmoid(gate))).astype(z.dtype)
@@ -28,6 +33,11 @@ def rms_norm(x: mx.array, w: mx.array, eps: float) -> mx.array:
     return run("rms_norm", x, w, eps)
 
 
+def add_rms_norm(x: mx.array, y: mx.array, w: mx.array, eps: float) -> tuple[mx.array, mx.array]:
+    """x + y [..., n], of one dtype, and its rms_norm by w."""
+    return run("add_rms_norm", x, y, w, eps)
+
+
 def gated_rms_norm(x: mx.array, z: mx.array, w: mx.array, eps: float) -> mx.array:
     """rms_norm of x [T, heads, n] f32 by w f32 [n], times silu(z [T, heads, n]); in z's dtype."""
     return run("gated_rms_norm", x, z, w, eps)
@@ -42,5 +52,6 @@ def norm_rope(x: mx.array, w: mx.array, eps: float, dims: int, theta: float, off
 
 
 register("rms_norm", "reference", _rms_norm)
+register("add_rms_norm", "reference", _add_rms_norm)
 register("gated_rms_norm", "reference", _gated_rms_norm)
 register("norm_rope", "reference", _norm_rope)

@@ -55,25 +55,26 @@ class DecoderLayer(nn.Module):
             return self._prefill(x, state)
         if mode == "decode" and (out := self._resident_step(x, state)) is not None:
             return out
-        x = self.mix(x, state, mode)
-        x = self._feed_forward(x, self.post_normed(x), mode)
+        x, inner = self.mix(x, state, mode)
+        x = self._feed_forward(x, inner, mode)
         note(self.index, "hidden", x)
         return x
 
-    def mix(self, x: mx.array, state: LayerState, mode: Mode) -> mx.array:
+    def mix(self, x: mx.array, state: LayerState, mode: Mode) -> tuple[mx.array, mx.array]:
+        """x after the mixer, and its norm for the experts."""
         mixed = self.mixer(self.input_normed(x), state, mode)
         note(self.index, self.kind, mixed)
-        return x + mixed
+        return self.add_normed(x, mixed)
 
     def input_normed(self, x: mx.array) -> mx.array:
         normed = kernels.rms_norm(x, self.input_norm, self.eps)
         note(self.index, "input_norm", normed)
         return normed
 
-    def post_normed(self, x: mx.array) -> mx.array:
-        normed = kernels.rms_norm(x, self.post_norm, self.eps)
+    def add_normed(self, x: mx.array, mixed: mx.array) -> tuple[mx.array, mx.array]:
+        x, normed = kernels.add_rms_norm(x, mixed, self.post_norm, self.eps)
         note(self.index, "post_norm", normed)
-        return normed
+        return x, normed
 
     def guess_choice_of(self, following: DecoderLayer) -> None:
         """Let this layer's experts guess those of the next: its router, on this layer's rows under its own norm."""
@@ -95,8 +96,7 @@ class DecoderLayer(nn.Module):
         mode: Mode = "prefill"
         mixed, normed, shared, ids, weights = [], [], [], [], []
         for start, stop in blocks(state.offset, x.shape[0], state.mark_at):
-            rows = self.mix(x[start:stop], state, mode)
-            inner = self.post_normed(rows)
+            rows, inner = self.mix(x[start:stop], state, mode)
             if isinstance(self.mlp, MoE):
                 chosen, weight = self.mlp.route(inner, mode)
                 shared.append(self.mlp.shared_output(inner, mode))

@@ -69,8 +69,8 @@ class ResidentStep:
         self, x: mx.array, conv: mx.array, recurrent: mx.array, records: mx.array, slot_of: mx.array
     ) -> tuple[mx.array, ...]:
         state: Any = PassingState(conv, recurrent)
-        x = self.layer.mix(x, state, "decode")
-        return *self._feed_forward(x, records, slot_of), state.conv, state.recurrent
+        x, inner = self.layer.mix(x, state, "decode")
+        return *self._feed_forward(x, inner, records, slot_of), state.conv, state.recurrent
 
     def _trace_project(self, x: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
         attention: Any = self.layer.mixer
@@ -88,14 +88,15 @@ class ResidentStep:
         slot_of: mx.array,
     ) -> tuple[mx.array, ...]:
         attention: Any = self.layer.mixer
-        x = x + attention.attend(q, gate, keys, values, offset, "decode")
-        return self._feed_forward(x, records, slot_of)
+        x, inner = self.layer.add_normed(x, attention.attend(q, gate, keys, values, offset, "decode"))
+        return self._feed_forward(x, inner, records, slot_of)
 
-    def _feed_forward(self, x: mx.array, records: mx.array, slot_of: mx.array) -> tuple[mx.array, mx.array]:
-        """x after the layer's experts, and the experts chosen."""
+    def _feed_forward(
+        self, x: mx.array, inner: mx.array, records: mx.array, slot_of: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """x after the layer's experts of its norm, and the experts chosen."""
         moe = self.layer.mlp
         assert isinstance(moe, MoE)
-        inner = self.layer.post_normed(x)
         ids, weights = moe.route(inner, "decode")
         lease = Lease(records, slot_of, lambda after: None, np.arange(slot_of.size))
         return kernels.moe(x, inner, lease, ids, weights, moe.experts.layout, moe.shared_weights, "decode"), ids

@@ -8,8 +8,10 @@ Input number i of a target is the same in every run; one that breaks a reader is
 from __future__ import annotations
 
 import argparse
+import ctypes
 import encodings.unicode_escape  # noqa: F401  imported with the first escape in a template
 import random
+import re
 import resource
 import sys
 import tempfile
@@ -28,6 +30,7 @@ from mlx_ttd.errors import TTDError
 
 SECONDS, TIMES, OWN_BYTES, MESSAGE_CHARACTERS = 1.0, 10, 4 << 20, 4000
 FORBIDDEN = ("pickle.", "marshal.", "exec", "compile", "import", "os.", "subprocess.", "socket.", "ctypes.", "shutil.")
+PROCESS = Path("/proc/self")
 ALLOWED = ("os.listdir", "os.scandir", "os.walk", "os.fwalk")
 
 
@@ -67,13 +70,35 @@ def warm(target: Target) -> None:
             target.read()
 
 
-def check(target: Target, data: bytes) -> bool:
-    """Whether the reader takes `data`. AssertionError, or any other exception but a TTDError, is a finding."""
+def resident_bytes(key: str = "VmRSS") -> int:
+    """Memory of this process now (VmRSS) or at its peak (VmHWM)."""
+    return int(re.search(rf"{key}:\s*(\d+)", (PROCESS / "status").read_text())[1]) * 1024
+
+
+def check_soon(target: Target, data: bytes) -> bool:
+    """As `check`, several times as fast: objects are counted only where the process grew by half of what is allowed.
+
+    Memory that Python keeps after it was freed hides no more than earlier inputs took. Linux only.
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+    (PROCESS / "clear_refs").write_text("5")
+    before = resident_bytes()
+    taken = check(target, data, counted=False)
+    grown = resident_bytes("VmHWM") - before
+    return check(target, data) if grown > (TIMES * len(data) + OWN_BYTES) / 2 else taken
+
+
+def check(target: Target, data: bytes, counted: bool = True) -> bool:
+    """Whether the reader takes `data`. AssertionError, or any other exception but a TTDError, is a finding.
+
+    counted: whether the bytes of Python's objects are.
+    """
     target.place(data)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     arrays = mx.get_active_memory()
     mx.reset_peak_memory()
-    tracemalloc.start()
+    if counted:
+        tracemalloc.start()
     started, message = time.process_time(), None
     try:
         with watching() as events:
@@ -104,6 +129,7 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--findings", type=int, default=5, help="how many to report before stopping")
     options = parser.parse_args()
+    take = check_soon if (PROCESS / "clear_refs").exists() else check
     done, taken, findings, started = 0, 0, 0, time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         target = TARGETS[options.target](Path(scratch))
@@ -111,7 +137,7 @@ def main() -> None:
         for number in range(options.start, options.start + options.count):
             try:
                 data = target.make(random.Random(f"{options.target} {number}"), target.seeds)
-                taken += check(target, data)
+                taken += take(target, data)
             except KeyboardInterrupt:
                 break
             except BaseException as error:

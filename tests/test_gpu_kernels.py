@@ -467,7 +467,10 @@ def test_the_demo_model_gives_the_same_tokens_resident_and_streamed(
                 for layer in range(len(llm.model.layers)):
                     for _ in llm.provider.waves(layer, np.arange(llm.provider.store.spec.experts)):
                         pass
-            tokens.append(llm.generate("In the beginning", max_tokens=4, temperature=0.0).tokens)
+            with metal_sim.options() as runs:
+                tokens.append(llm.generate("In the beginning", max_tokens=4, temperature=0.0).tokens)
+            counts = llm.stats().counters
+            assert (counts.launches, counts.weight_bytes_copied) == (len(runs), 0)
             assert (llm.provider.whole(0) is not None) == resident
     assert kernels.used["moe"] == "gpu"
     assert tokens[0] == tokens[1]

@@ -14,7 +14,7 @@ import mlx_ttd
 from mlx_ttd import kernels
 from mlx_ttd.errors import StoreError
 from mlx_ttd.layers import ResidentWeights
-from mlx_ttd.observe import MODEL, Profile, first_difference, incomparable, load_trace, probing
+from mlx_ttd.observe import MODEL, Counters, Profile, first_difference, incomparable, load_trace, probing
 from mlx_ttd.observe.diff import ulps
 from mlx_ttd.store import Store
 from mlx_ttd.streaming import Lease
@@ -178,7 +178,8 @@ def test_a_profile_accounts_for_the_whole_time():
     assert profile.total == pytest.approx(wall, rel=0.03)
     assert sum(profile.by_layer.values()) == pytest.approx(profile.total)
     assert profile.speed_up_if_free("gdn") > 1
-    assert len(profile.table().splitlines()) == len(phases)
+    assert len(profile.table().splitlines()) == len(phases) + 1
+    assert 0 < profile.scratch_bytes <= llm.division.scratch
 
 
 def test_counters_are_exact():
@@ -201,6 +202,24 @@ def test_counters_are_exact():
         # Prefill reads four layers choices back; a decode step waits for its token only: every expert is resident.
         assert warm.host_syncs == 4 + 4
         assert warm.requests == warm.hits > 0
+        assert warm.reallocations == 0
+        if kernels.chosen("linear") == "native":
+            assert (warm.launches, warm.weight_bytes_copied) == (0, 0)
+        llm.set_memory("100MB")
+        llm.clear_experts()
+        assert llm.stats().counters.reallocations == 4 + 4
+
+
+def test_weights_that_a_product_converts_are_counted():
+    x, plain = mx.zeros((2, 64)), kernels.Weight(mx.zeros((8, 64), mx.bfloat16))
+    packed = kernels.Weight(*mx.quantize(mx.zeros((8, 64), mx.bfloat16)), 4, 64, "affine")
+    with kernels.forced("reference"):
+        for weight, converted in ((plain, plain.weight.nbytes), (packed, packed.nbytes - packed.weight.nbytes)):
+            counters = Counters()
+            with kernels.counting(counters):
+                kernels.linear(x, weight, "decode")
+            kernels.linear(x, weight, "decode")
+            assert counters.weight_bytes_copied == 2 * converted > 0
 
 
 def test_a_fresh_model_has_no_hit_rate():

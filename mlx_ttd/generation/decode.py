@@ -10,7 +10,7 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
-from ..kernels import device_kind
+from ..kernels import counting, device_kind
 from ..models import Model
 from ..observe import MODEL, Counters, note
 from ..state import NOWHERE, LayerState
@@ -85,7 +85,8 @@ def prefill(
         if start == stop:
             continue
         part = tokens[start:stop]
-        mx.eval(model.hidden_states(model.embed(np.array(part)), sequence.state, "prefill"))
+        with counting(counters):
+            mx.eval(model.hidden_states(model.embed(np.array(part)), sequence.state, "prefill"))
         mx.eval([layer.state for layer in sequence.state])
         if device_kind() != "cpu":
             mx.clear_cache()
@@ -98,8 +99,9 @@ def prefill(
 def decode(sequence: Running, token: int, counters: Counters) -> mx.array:
     """Pass one token and return the f32 logits [V] of what follows, evaluated together with the state."""
     model = sequence.model
-    hidden = model.hidden_states(model.embed(np.array([token])), sequence.state, "decode")
-    logits = model.logits(hidden, "decode")[0]
+    with counting(counters):
+        hidden = model.hidden_states(model.embed(np.array([token])), sequence.state, "decode")
+        logits = model.logits(hidden, "decode")[0]
     mx.eval(logits, [layer.state for layer in sequence.state])
     sequence.tokens.append(token)
     sequence.sampled = None

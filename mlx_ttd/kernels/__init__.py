@@ -45,6 +45,7 @@ from .quantize import quantize
 from .router import router
 from .top import top
 from .weight import Weight
+from .work import compiled, counting
 
 __all__ = [
     "ATTENTION_WIDTHS",
@@ -63,6 +64,8 @@ __all__ = [
     "chosen",
     "combine",
     "compile_seconds",
+    "compiled",
+    "counting",
     "delta_inputs",
     "delta_mixer",
     "device_kind",

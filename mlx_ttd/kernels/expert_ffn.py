@@ -13,6 +13,7 @@ import numpy as np
 
 from ..spec import Matrix, RecordLayout
 from .backend import device_kind, register, run
+from .work import as_dtype
 
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32, "uint8": mx.uint8}
 
@@ -49,8 +50,8 @@ def part_views(records: mx.array, matrix: Matrix) -> tuple[mx.array, mx.array, m
 def _project(x: mx.array, records: mx.array, matrix: Matrix, slots: mx.array) -> mx.array:
     """x [..., 1, cols] f32 times the matrix in each slot [...]: one row a product, so that no row sees another."""
     codes, scales, biases = part_views(records, matrix)
-    if matrix.mode == "affine":
-        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)  # type: ignore[union-attr]
+    if biases is not None:
+        scales, biases = as_dtype(scales, mx.float32), as_dtype(biases, mx.float32)
     return mx.gather_qmm(
         x,
         codes,

@@ -20,6 +20,7 @@ from ..errors import KernelError
 from .backend import device_kind
 from .first_use import first_use
 from .gpu_text import including_text, kernel_text, read_text, words
+from .work import launched
 
 SIMD_WIDTH = 32
 THREADGROUP_BYTES = 32_768
@@ -121,6 +122,7 @@ def launch(
         output_shapes=[shape for shape, _ in outputs],
         output_dtypes=[dtype for _, dtype in outputs],
     )
+    launched()
     if not variant.used:
         _use_first(text.name, variant, padded, found)
     return found

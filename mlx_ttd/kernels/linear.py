@@ -6,17 +6,18 @@ import mlx.core as mx
 
 from .backend import Mode, register, run
 from .weight import Weight
+from .work import as_dtype
 
 BLOCK = 256
 
 
 def _matmul(x: mx.array, w: Weight) -> mx.array:
     if w.mode == "plain":
-        return x @ w.weight.astype(x.dtype).T
+        return x @ as_dtype(w.weight, x.dtype).T
     scales, biases = w.scales, w.biases
     assert scales is not None
     if biases is not None:
-        scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)
+        scales, biases = as_dtype(scales, x.dtype), as_dtype(biases, x.dtype)
     return mx.quantized_matmul(
         x, w.weight, scales, biases, transpose=True, group_size=w.group, bits=w.bits, mode=w.mode
     )

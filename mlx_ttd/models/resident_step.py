@@ -39,9 +39,9 @@ class ResidentStep:
 
     def __init__(self, layer: DecoderLayer):
         self.layer = layer
-        self._recurrent: Graph = mx.compile(self._trace_recurrent)
-        self._project: Graph = mx.compile(self._trace_project)
-        self._attend: Graph = mx.compile(self._trace_attend)
+        self._recurrent: Graph = kernels.compiled(self._trace_recurrent)
+        self._project: Graph = kernels.compiled(self._trace_project)
+        self._attend: Graph = kernels.compiled(self._trace_attend)
 
     def __call__(self, x: mx.array, state: LayerState) -> mx.array | None:
         """x [1, H] one layer on, `state` moved; None where the step cannot run so and nothing was done."""

@@ -13,6 +13,8 @@ class Counters:
     records, bytes_read, read_seconds: what preads of expert records returned, and time with a read in flight.
     wait_seconds: time the step stood still for reads. embedding_bytes: rows read for the embedding.
     resident_bytes: weights read at load. host_syncs: times the host waited for the device inside a step.
+    launches: of own kernels on a GPU. weight_bytes_copied: of weights that steps converted to multiply by them, or sent
+    to a GPU's own memory. reallocations: banks that were given other memory after load.
     prefetched, prefetch_used: records read on a guess at the next layer's choice, and those that it then chose.
     shrinks: times the banks gave slots back because the machine was short of memory.
     """
@@ -27,6 +29,9 @@ class Counters:
     embedding_bytes: int = 0
     resident_bytes: int = 0
     host_syncs: int = 0
+    launches: int = 0
+    weight_bytes_copied: int = 0
+    reallocations: int = 0
     decode_steps: int = 0
     prefill_tokens: int = 0
     shrinks: int = 0

@@ -77,6 +77,7 @@ class ExpertProvider:
         self.ledger.enter("slots", slots * sum(bank.stride for bank in self.banks))
         for bank in self.banks:
             bank.allocate(slots)
+        self.counters.reallocations += len(self.banks)
         self.slots = slots
 
     def clear(self) -> None:
@@ -86,6 +87,7 @@ class ExpertProvider:
         for bank in self.banks:
             bank.allocate(bank.slots)
             bank.policy = make_policy(self.policy, bank.experts)
+        self.counters.reallocations += len(self.banks)
 
     def waves(self, layer: int, ids: np.ndarray) -> Iterator[Lease]:
         """Leases that together hold every expert in `ids` (any shape), in ascending expert id.

@@ -52,6 +52,6 @@ def test_the_core_under(sanitizer, tmp_path):
         options = ["-std=c++20", "-g1", f"-fsanitize={sanitizer}", f"-I{CPU}", "-pthread"]
         subprocess.run([str(COMPILER), *options, str(source), *objects, "-o", str(program)], check=True)
         # A child of a process with threads may not start its own under ThreadSanitizer.
-        arguments = ["no fork"] if sanitizer == "thread" else []
+        arguments = ["threads alone"] if sanitizer == "thread" else []
         run = subprocess.run([str(program), *arguments], capture_output=True, text=True, env={**os.environ, **stop})
         assert run.returncode == 0, run.stdout + run.stderr

@@ -43,14 +43,12 @@ void expert_sum(const ExpertSum& call);
 
 namespace ttd::TTD_ISA {
 
-constexpr int64_t gate_chunk = 8192;  // numbers that are worth a hand-over to another thread
-
 // f(i, n) for every sixteenth i of `count` numbers, by all threads.
 template <class F>
 static inline void over_numbers(int64_t count, F&& f) {
-  parallel_for((count + gate_chunk - 1) / gate_chunk, [&](int64_t chunk) {
-    const int64_t start = chunk * gate_chunk;
-    over_sixteens(smaller(count - start, gate_chunk), [&](int64_t i, int64_t n) { f(start + i, n); });
+  parallel_for((count + numbers_per_chunk - 1) / numbers_per_chunk, [&](int64_t chunk) {
+    const int64_t start = chunk * numbers_per_chunk;
+    over_sixteens(smaller(count - start, numbers_per_chunk), [&](int64_t i, int64_t n) { f(start + i, n); });
   });
 }
 

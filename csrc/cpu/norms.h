@@ -42,8 +42,6 @@ void norm_rope(const NormRope& call);
 
 namespace ttd::TTD_ISA {
 
-constexpr int64_t norm_chunk = 8192;  // numbers that are worth a hand-over to another thread
-
 template <class T>
 static inline Floats inverse_rms(const T* x, int64_t width, float eps) {
   Floats squares = splat(0.0f);
@@ -66,7 +64,7 @@ static inline void norm_row(const X* x, const float* weight, const Out* gate, in
 
 static void rms_norm(const RmsNorm& call) {
   const FloatMode mode(Denormals::kept);
-  const int64_t together = call.width < norm_chunk ? norm_chunk / call.width : 1;
+  const int64_t together = call.width < numbers_per_chunk ? numbers_per_chunk / call.width : 1;
   with_type(call.x_type, [&](auto* from) {
     with_type(call.out_type, [&](auto* to) {
       const auto* x = static_cast<decltype(from)>(const_cast<void*>(call.x));
@@ -98,7 +96,7 @@ static void norm_rope(const NormRope& call) {
   float* frequencies = scratch<float>(Scratch::inputs, half);
   for (int64_t i = 0; i < half; ++i)
     frequencies[i] = static_cast<float>(std::pow(call.theta, -2.0 * static_cast<double>(i) / static_cast<double>(call.rotated)));
-  const int64_t together = width < norm_chunk ? norm_chunk / width : 1;
+  const int64_t together = width < numbers_per_chunk ? numbers_per_chunk / width : 1;
   with_type(call.type, [&](auto* kind) {
     using T = std::remove_pointer_t<decltype(kind)>;
     parallel_for((call.tokens + together - 1) / together, [&](int64_t chunk) {

@@ -22,6 +22,9 @@ void parallel_for(int64_t chunks, F&& f) {
   run_chunks(chunks, [](void* body, int64_t chunk) { (*static_cast<Body*>(body))(chunk); }, const_cast<void*>(static_cast<const void*>(&f)));
 }
 
+// Numbers that are worth handing to another thread, where each takes a few operations.
+constexpr int64_t numbers_per_chunk = 8192;
+
 // At least `bytes` of 64-byte-aligned memory of this thread; the next call with the same purpose may move it.
 enum class Scratch { inputs, pointers, counts, visits, hidden, laid_out, scales, panel, sums, products, state, tiles, shared, routed, mixer, count };
 void* scratch_bytes(Scratch purpose, size_t bytes);

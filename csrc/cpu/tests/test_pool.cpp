@@ -7,6 +7,7 @@
 
 #include "expect.h"
 #include "pool.h"
+#include "workers.h"
 
 namespace {
 
@@ -50,6 +51,13 @@ void the_pool_can_be_resized_while_in_use() {
   stop = true;
   caller.join();
   EXPECT(wrong == 0);
+}
+
+// A caller that has the workers in hand may find them stopped before they first ran: nobody would join new threads.
+void stopped_workers_start_no_threads() {
+  ttd::Workers workers(3);
+  workers.stop();
+  EXPECT(!workers.run(2, [](void*, int64_t) {}, nullptr));
 }
 
 void a_nested_call_runs() {
@@ -98,6 +106,7 @@ int main(int argc, char**) {
   every_chunk_runs_once();
   callers_at_once_do_not_mix();
   the_pool_can_be_resized_while_in_use();
+  stopped_workers_start_no_threads();
   a_nested_call_runs();
   a_sleeping_pool_wakes();
   the_float_mode_reaches_every_thread();

@@ -69,7 +69,8 @@ def assemble(
     if store.embedding:
         embedding = EmbeddingRows(store.embedding, store.quantisation("embedding"), counters)
     kind = model_class(store.spec.model_type)
-    model = kind(store.spec, weights, provider, embedding, residual_dtype(options), options.kv_bits, context)
+    dtype, rounded = residual_dtype(options), options.matmul == "bf16"
+    model = kind(store.spec, weights, provider, embedding, dtype, options.kv_bits, context, rounded)
     mx.eval(model.parameters())
     line.clear()
     counters.resident_bytes = weights.bytes_read

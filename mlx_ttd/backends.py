@@ -1,4 +1,4 @@
-"""The option `backend`: which implementation of the kernels runs, or why it cannot be had."""
+"""The options `backend` and `matmul`: how kernels run, or why they cannot run so."""
 
 from __future__ import annotations
 
@@ -20,3 +20,11 @@ def force_backend(name: str) -> None:
     if name == "native" and kernels.device_kind() != "cpu":
         raise KernelError("backend='native' cannot be had on a GPU; make the CPU MLX's default device, or take 'auto'.")
     kernels.set_backend(None if name == "auto" else name)  # type: ignore[arg-type]
+
+
+def require_matmul(name: str) -> None:
+    """KernelError where the products that the option `matmul` names cannot be made here."""
+    if name == "bf16" and not kernels.has_bf16_products():
+        raise KernelError(
+            "matmul='bf16' cannot be had: it needs the native part and a CPU with AMX-BF16; take matmul='exact'."
+        )

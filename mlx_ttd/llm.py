@@ -17,7 +17,7 @@ from . import kernels, state
 from ._version import __version__
 from .allocation import divide_budget, residual_dtype, total_bytes
 from .assembly import assemble, enter_division
-from .backends import force_backend
+from .backends import force_backend, require_matmul
 from .errors import ContextError, StateError
 from .generation import (
     Chunk,
@@ -49,6 +49,7 @@ class LLM:
     def __init__(self, store: Store, options: Options, beside: LLM | None = None):
         started = kernels.working_clock()
         force_backend(options.backend)
+        require_matmul(options.matmul)
         self.store, self.options, self.name = store, options, store_name(store.path)
         self.context = min(options.context, store.spec.max_context)
         self.ledger: Ledger = Ledger(0 if beside else total_bytes(options.memory), beside.ledger if beside else None)

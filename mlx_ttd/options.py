@@ -36,6 +36,11 @@ class Options:
         "of a number in keys and values: 32 float32, 16 bfloat16, 8 codes in groups of 64, at half the bytes",
         (32, 16, 8),
     )
+    matmul: str = _option(
+        "exact",
+        "products of 4-bit weights in a prefill: as in float32, or of numbers rounded to bf16, on a CPU with AMX-BF16",
+        ("exact", "bf16"),
+    )
     policy: str = _option(MEASURED["policy"], "which expert leaves a full layer", tuple(policy_names()))
     slots: int = _option(0, "slots a layer; 0: as many as memory holds", low=0, high=4096)
     depth: int = _option(MEASURED["depth"], "reads in flight at a time", low=1, high=256)

@@ -35,7 +35,10 @@ mx::array bind(const mx::array& x, const mx::array& records, const mx::array& sl
           "weights must be float32 with the shape of rows.");
   require(!sums || (weights && sums->dtype() == mx::float32 && sums->shape() == x.shape()),
           "acc must be float32 [tokens, hidden], and comes with weights.");
+  // Only a prefill adds to sums.
   call.accumulate = sums.has_value();
+  call.gate_up.matrix = multiplied(call.gate_up.matrix, call.accumulate);
+  call.down.matrix = multiplied(call.down.matrix, call.accumulate);
   Arrays inputs{x, records, slot_of, chosen};
   if (weights) inputs.push_back(*weights);
   if (sums) inputs.push_back(*sums);

@@ -12,7 +12,7 @@ namespace {
 Linear call_of(const mx::array& x, const Stored& w, bool prefill) {
   require_rows(x, w);
   Linear call{};
-  call.matrix = w.matrix;
+  call.matrix = multiplied(w.matrix, prefill);
   call.stop = w.matrix.rows;
   call.tokens = x.shape(0);
   call.x_type = call.out_type = type_of(x);

@@ -17,7 +17,8 @@ SharedExpert shared_call(const mx::array& x, const Stored& gate, const Stored& u
   require(up.matrix.rows == gate.matrix.rows && d.cols == gate.matrix.rows && d.rows == x.shape(1) && scale.matrix.rows == 1,
           "gate and up must be [inner, hidden], down [hidden, inner] and scale [1, hidden].");
   for (const Stored* w : {&gate, &up, &down, &scale}) add_weight(inputs, *w);
-  return {gate.matrix, up.matrix, d, scale.matrix, x.shape(0), type_of(x), nullptr, nullptr, prefill};
+  const auto by = [&](const Matrix& m) { return multiplied(m, prefill); };
+  return {by(gate.matrix), by(up.matrix), by(d), by(scale.matrix), x.shape(0), type_of(x), nullptr, nullptr, prefill};
 }
 
 void point_at(SharedExpert& call, const Arrays& in, size_t first) {

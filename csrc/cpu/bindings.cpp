@@ -35,6 +35,8 @@ NB_MODULE(_native, m) {
   m.def("set_isa", set_isa, nb::arg("name"), "Force an instruction set; ValueError if this processor lacks it.");
   m.def("threads", ttd::threads, "Threads that take part in an operation.");
   m.def("set_threads", set_threads, nb::arg("count"), "Resize the thread pool.");
+  m.def("has_bf16_products", ttd::has_bf16_products, "Whether a prefill's products can be those of bf16 here.");
+  m.def("set_bf16_products", ttd::set_bf16_products, nb::arg("on"), "Ask for them in what this thread calls from now on.");
   ttd::bind_attention(m);
   ttd::bind_delta_mixer(m);
   ttd::bind_expert_ffn(m);

@@ -26,6 +26,9 @@ void bind_read_pool(nanobind::module_& m);
 void bind_router(nanobind::module_& m);
 void bind_top(nanobind::module_& m);
 
+// The matrix as a call multiplies by it: where this thread asks for them, a prefill's products are those of bf16.
+Matrix multiplied(Matrix matrix, bool prefill);
+
 // A stored weight: the matrix that its arrays describe, without pointers, and the arrays.
 struct Stored {
   Matrix matrix;

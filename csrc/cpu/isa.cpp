@@ -24,7 +24,30 @@ bool tiles_granted() {
 #endif
 }
 
+// Matrix tiles of bf16, and vectors' conversion to it.
+bool bf16_tiles() {
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr unsigned amx_bf16 = 1u << 22, avx512_bf16 = 1u << 5;
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & amx_bf16) == 0) return false;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & avx512_bf16) != 0;
+#else
+  return false;
+#endif
+}
+
+thread_local bool bf16_asked = false;
+
 }  // namespace
+
+bool has_bf16_products() {
+  static const bool found = bf16_tiles();
+  return found && isa() == Isa::amx;
+}
+
+bool bf16_products() { return bf16_asked && has_bf16_products(); }
+
+void set_bf16_products(bool on) { bf16_asked = on; }
 
 bool supported(Isa isa) {
 #if defined(__x86_64__)

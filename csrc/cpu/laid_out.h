@@ -21,6 +21,7 @@ static inline int64_t fixed_blocks(const Matrix& m) { return (m.cols + 127) / 12
 
 // Bytes of one laid-out row, a multiple of 64 that does not keep rows at the same place in the cache.
 static inline int64_t row_size(const Matrix& m) {
+  if (m.rounded) return 2 * m.cols + 64;
   if (m.format != Format::int4) return 64 * (m.steps() + 1);
   return 64 + 4 * padded_groups(m) + static_cast<int64_t>(sizeof(FixedBlock)) * fixed_blocks(m);
 }
@@ -91,9 +92,14 @@ static inline void lay_out_fixed(const Matrix& m, const T* x, uint8_t* row) {
   }
 }
 
-// x [m.cols] to row_size(m) bytes: integers before 4-bit codes, else floats with zeros up to a multiple of 16.
+// x [m.cols] to row_size(m) bytes: bf16 before rounded products, integers before other 4-bit codes, else floats with zeros up to a multiple of 16.
 template <class T>
 static inline void lay_out(const Matrix& m, const T* x, uint8_t* row) {
+  if (m.rounded) {
+    auto* out = reinterpret_cast<bf16*>(row);
+    for (int64_t i = 0; i < m.cols; i += 16) store(out + i, load(x + i));
+    return;
+  }
   if (m.format == Format::int4) return lay_out_fixed(m, x, row);
   auto* out = reinterpret_cast<float*>(row);
   int64_t i = 0;

@@ -39,7 +39,7 @@ static inline bool on_tiles(const Linear& call) { return call.prefill && tiled(c
 static inline bool laid_out_alike(const Linear& a, const Linear& b) {
   const Matrix &m = a.matrix, &n = b.matrix;
   if (m.format == Format::int4 || n.format == Format::int4)
-    return m.format == n.format && m.group == n.group && on_tiles(a) == on_tiles(b);
+    return m.format == n.format && m.group == n.group && m.rounded == n.rounded && on_tiles(a) == on_tiles(b);
   return true;
 }
 
@@ -89,7 +89,7 @@ static void linear_all(const Linear* calls, int count) {
   const FloatMode mode(Denormals::kept);
   LaidOutRows x[most_together];
   uint8_t* rows[most_together];
-  int alike[most_together];  // the first call whose x is laid out as this one's
+  int alike[most_together] = {};  // the first call whose x is laid out as this one's
   int64_t row_bytes = 0, tile_groups_all = 0, chunks[most_together + 1] = {};
   for (int i = 0; i < count; ++i) {
     const Linear& call = calls[i];

@@ -19,6 +19,7 @@ struct Matrix {
   const void* codes = nullptr;  // [rows, cols] numbers, or the packed codes, low bits first
   const void* scales = nullptr;  // [rows, cols / group]
   const void* biases = nullptr;
+  bool rounded = false;  // whether 4-bit weights and activations are multiplied as bf16 (multiply_bf16.h)
 
   int64_t groups() const { return cols / group; }
   int64_t steps() const { return (cols + 15) / 16; }  // of sixteen lanes in a row

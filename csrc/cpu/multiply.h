@@ -2,6 +2,7 @@
 // columns in one fixed order, whatever the number of rows: a row's result has the same bits alone and among many.
 #pragma once
 
+#include "multiply_bf16.h"
 #include "multiply_floats.h"
 #include "multiply_int4.h"
 
@@ -10,6 +11,7 @@ namespace ttd::TTD_ISA {
 // Rows [first, first + rows) of m, at most block_rows, times `tokens` rows x[t] from `lay_out`, at most block_tokens:
 // out [tokens][block_rows].
 static inline void multiply(const Matrix& m, int64_t first, int rows, const uint8_t* const* x, int tokens, float* out) {
+  if (m.rounded) return multiply_bf16(m, first, rows, x, tokens, out);
   if (m.format != Format::int4)
     return with_codes(m, [&]<class Codes>(Codes) { multiply_floats<Codes>(m, first, rows, x, tokens, out); });
   with_type(m.type, [&](auto* type) {

@@ -22,7 +22,7 @@ static inline int64_t tiles_of(int64_t tokens) { return (tokens + 15) / 16; }
 
 #if defined(__AMX_INT8__)
 
-static inline bool tiled(const Matrix& m) { return m.format == Format::int4 && m.group == tile_group && isa() == Isa::amx; }
+static inline bool tiled(const Matrix& m) { return m.format == Format::int4 && !m.rounded && m.group == tile_group && isa() == Isa::amx; }
 
 // Groups of one tile of tokens, then one more that holds the tokens' units in its sums.
 static inline int64_t tile_groups(const Matrix& m) { return m.groups() + 1; }

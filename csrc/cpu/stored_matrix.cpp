@@ -1,8 +1,14 @@
 #include "bindings.h"
+#include "isa.h"
 
 namespace mx = mlx::core;
 
 namespace ttd {
+
+Matrix multiplied(Matrix matrix, bool prefill) {
+  matrix.rounded = prefill && matrix.format == Format::int4 && bf16_products();
+  return matrix;
+}
 
 Stored::Stored(const mx::array& weight, const std::optional<mx::array>& scales, const std::optional<mx::array>& biases, int bits,
                int group)

@@ -25,7 +25,7 @@ void top(const Top& call);
 
 namespace ttd::TTD_ISA {
 
-constexpr int64_t part_numbers = 8192, near_numbers = 64;
+constexpr int64_t part_numbers = 32768, near_numbers = 64;
 
 // Integers in the order of floats, -0 as 0.
 static inline int32_t order_of(float number) {

@@ -25,6 +25,7 @@ from . import (
 from .attention import attention
 from .backend import Mode, chosen, device_kind, forced, set_backend, used
 from .bank import bank_write
+from .bf16_products import bf16_products, has_bf16_products
 from .delta_mixer import DeltaMixer, delta_inputs, delta_mixer
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .first_use import announcing, compile_seconds, working_clock
@@ -61,6 +62,7 @@ __all__ = [
     "announcing",
     "attention",
     "bank_write",
+    "bf16_products",
     "chosen",
     "combine",
     "compile_seconds",
@@ -75,6 +77,7 @@ __all__ = [
     "forced",
     "gated_delta",
     "gated_rms_norm",
+    "has_bf16_products",
     "head",
     "in_huge_pages",
     "linear",

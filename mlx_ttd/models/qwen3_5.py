@@ -128,9 +128,11 @@ class Model(nn.Module):
         dtype: mx.Dtype,
         kv_bits: int,
         context: int,
+        bf16_products: bool = False,
     ):
         super().__init__()
         self.spec, self.dtype, self.kv_bits, self.context = spec, dtype, kv_bits, context
+        self.bf16_products = bf16_products
         self.embedding = embedding
         self.layers = [DecoderLayer(spec, weights, provider, i) for i in range(len(spec.layer_types))]
         if provider is not None and provider.next_layer is not None:
@@ -162,10 +164,11 @@ class Model(nn.Module):
 
     def hidden_states(self, x: mx.array, state: Sequence[LayerState], mode: Mode) -> mx.array:
         """Rows after the last layer, before the final norm: [T, H] from embeddings x [T, H]."""
-        for layer, layer_state in zip(self.layers, state, strict=True):
-            x = layer(x, layer_state, mode)
-            if layer.index % LAYERS_A_SUBMISSION == LAYERS_A_SUBMISSION - 1 and kernels.device_kind() != "cpu":
-                mx.async_eval(x)
+        with kernels.bf16_products(self.bf16_products):
+            for layer, layer_state in zip(self.layers, state, strict=True):
+                x = layer(x, layer_state, mode)
+                if layer.index % LAYERS_A_SUBMISSION == LAYERS_A_SUBMISSION - 1 and kernels.device_kind() != "cpu":
+                    mx.async_eval(x)
         return x
 
     def logits(self, x: mx.array, mode: Mode, window: tuple[int, int] | None = None) -> mx.array:

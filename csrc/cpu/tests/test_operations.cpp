@@ -75,8 +75,10 @@ struct Stored {
   }
 };
 
-void check_linear(Format format, int64_t rows, int64_t cols, int group, int64_t tokens, bool prefill) {
-  const Stored stored(format, rows, cols, group);
+void check_linear(Format format, int64_t rows, int64_t cols, int group, int64_t tokens, bool prefill, bool rounded = false) {
+  Stored stored(format, rows, cols, group);
+  stored.m.rounded = rounded;
+  const double bound = rounded ? 0x1p-7 + 0x1p-16 : 3e-6;
   std::vector<float> x(static_cast<size_t>(tokens * cols));
   for (auto& value : x) value = uniform(-1, 1);
   const int64_t start = rows / 3;
@@ -91,7 +93,7 @@ void check_linear(Format format, int64_t rows, int64_t cols, int group, int64_t 
         exact += product;
         size += std::fabs(product);
       }
-      EXPECT(std::fabs(out[static_cast<size_t>(t * (rows - start) + r - start)] - exact) <= 3e-6 * size + 1e-6);
+      EXPECT(std::fabs(out[static_cast<size_t>(t * (rows - start) + r - start)] - exact) <= bound * size + 1e-6);
     }
 }
 
@@ -239,6 +241,7 @@ int main(int argc, char**) {
         for (int group : {32, 64, 128})
           for (Format format : {Format::int4, Format::int8}) {
             for (bool prefill : {false, true}) check_linear(format, 37, 3 * group, group, tokens, prefill);
+            if (has_bf16_products() && format == Format::int4) check_linear(format, 37, 3 * group, group, tokens, true, true);
             check_experts(format, group, tokens);
           }
         check_linear(Format::plain, 35, 51, 16, tokens, false);

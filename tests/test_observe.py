@@ -9,6 +9,7 @@ import goldens
 import mlx.core as mx
 import numpy as np
 import pytest
+from test_cli import call
 
 import mlx_ttd
 from mlx_ttd import kernels
@@ -155,6 +156,24 @@ def test_other_tokens_or_stores_are_not_comparable(oracle_trace):
     shorter = dataclasses.replace(oracle_trace, tokens=oracle_trace.tokens[:-1])
     assert "tokens" in incomparable(oracle_trace, shorter)
     assert "stores" in incomparable(oracle_trace, dataclasses.replace(oracle_trace, store="0" * 64))
+
+
+def test_diff_exits_with_0_if_equal_1_if_different_2_if_not_comparable(tmp_path, capsys, monkeypatch):
+    own = record(tmp_path / "own")
+    hidden = own.arrays["1.hidden"].copy()
+    hidden[3, 7] = np.nextafter(hidden[3, 7], np.float32(np.inf))
+    dataclasses.replace(own, arrays=own.arrays | {"1.hidden": hidden}).save(tmp_path / "changed")
+    dataclasses.replace(own, store="0" * 64).save(tmp_path / "foreign")
+
+    def diff(other):
+        code, out, errors = call(capsys, monkeypatch, "diff", tmp_path / "own", tmp_path / other)
+        return code, out + errors
+
+    assert diff("own") == (0, "equal\n")
+    code, said = diff("changed")
+    assert code == 1
+    assert all(words in said for words in ("layer 1", "hidden", "token 3", "1 ULP"))
+    assert diff("foreign")[0] == diff("missing")[0] == 2
 
 
 def test_ulps_count_representable_numbers():

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
+import unicodedata  # noqa: F401  imported with the first character that a template gives by its name
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

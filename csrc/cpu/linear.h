@@ -89,14 +89,14 @@ static void linear_all(const Linear* calls, int count) {
   const FloatMode mode(Denormals::kept);
   LaidOutRows x[most_together];
   uint8_t* rows[most_together];
-  int alike[most_together] = {};  // the first call whose x is laid out as this one's
+  int alike[most_together];  // the first call whose x is laid out as this one's
   int64_t row_bytes = 0, tile_groups_all = 0, chunks[most_together + 1] = {};
   for (int i = 0; i < count; ++i) {
     const Linear& call = calls[i];
     alike[i] = 0;
     while (alike[i] < i && !laid_out_alike(call, calls[alike[i]])) ++alike[i];
     chunks[i + 1] = chunks[i] + (blocks_of(call) + chunk_blocks(call) - 1) / chunk_blocks(call);
-    if (alike[i] < i) continue;
+    if (alike[i] != i) continue;
     row_bytes += block_tokens * row_size(call.matrix);
     if (on_tiles(call)) tile_groups_all += tiles_of(block_tokens) * tile_groups(call.matrix);
   }
@@ -106,7 +106,7 @@ static void linear_all(const Linear* calls, int count) {
   for (int i = 0; i < count; ++i) {
     const Matrix& m = calls[i].matrix;
     rows[i] = bytes;
-    if (alike[i] < i) {
+    if (alike[i] != i) {
       x[i] = x[alike[i]];
       continue;
     }

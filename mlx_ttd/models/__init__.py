@@ -1,8 +1,9 @@
 """One file per model_type, and the registry that finds it."""
 
 from ..errors import ConfigError
+from .decoder_layer import blocks
 from .mtp import MTPLayer
-from .qwen3_5 import Model, blocks
+from .qwen3_5 import Model
 
 MODELS = {"qwen3_5": Model, "qwen3_5_moe": Model, "qwen3_next": Model}
 

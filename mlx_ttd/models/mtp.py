@@ -11,7 +11,8 @@ from ..layers import ResidentWeights
 from ..spec import ModelSpec
 from ..state import LayerState, new_state
 from ..streaming import ExpertProvider
-from .qwen3_5 import DecoderLayer, Model
+from .decoder_layer import DecoderLayer
+from .qwen3_5 import Model
 
 
 class MTPLayer(nn.Module):

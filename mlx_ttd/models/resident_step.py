@@ -7,7 +7,7 @@ Own kernels do everything that multiplies and adds, so that compiling fuses noth
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,9 +17,7 @@ from ..layers import MoE
 from ..observe import watched
 from ..state import LayerState, RecurrentState
 from ..streaming import Lease
-
-if TYPE_CHECKING:
-    from .qwen3_5 import DecoderLayer
+from .decoder_layer import DecoderLayer
 
 Graph = Callable[..., tuple[mx.array, ...]]
 

@@ -3,8 +3,9 @@
 `tokenizers` and `jinja2` are imported when text is first encoded, decoded or rendered, not before.
 """
 
-from .chat_template import DEFAULT_LIMITS, Limits, normalise_messages, read_templates, render
+from .chat_template import normalise_messages, read_templates, render
 from .detokenizer import Detokenizer
+from .limits import DEFAULT_LIMITS, Limits
 from .reasoning import ReasoningSplitter, opens_reasoning
 from .tagged import held_suffix
 from .tokenizer import Tokenizer

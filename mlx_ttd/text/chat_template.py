@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import TemplateError
+from .limits import DEFAULT_LIMITS, Limits
 
 TEMPLATE_BYTES = 1 << 20
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 DEFAULT = "default"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a template, which is untrusted, may use: characters that it makes, and seconds."""
-
-    characters: int = 16_000_000
-    seconds: float = 20.0
-
-
-DEFAULT_LIMITS = Limits()
 
 
 def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

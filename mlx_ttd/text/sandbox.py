@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import lru_cache, wraps
 from inspect import signature
 from types import BuiltinMethodType, CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.ext import loopcontrols
@@ -22,10 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import pass_context
 
 from ..errors import TemplateError
+from .limits import Limits
 from .template_syntax import Generation, Metering
-
-if TYPE_CHECKING:
-    from .chat_template import Limits
 
 TEMPLATE_CHARACTERS = 1_000_000
 INTEGER_BITS = 4096

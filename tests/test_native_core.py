@@ -49,7 +49,7 @@ def test_the_core_under(sanitizer, tmp_path):
     stop = {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
     for name in ("pool", "operations", "quantize", "read_pool", "sequence"):
         source, program = CPU / "tests" / f"test_{name}.cpp", tmp_path / name
-        options = ["-std=c++20", "-g1", f"-fsanitize={sanitizer}", f"-I{CPU}", "-pthread"]
+        options = ["-std=c++20", "-O1", "-g1", f"-fsanitize={sanitizer}", f"-I{CPU}", "-pthread"]
         subprocess.run([str(COMPILER), *options, str(source), *objects, "-o", str(program)], check=True)
         # A child of a process with threads may not start its own under ThreadSanitizer.
         arguments = ["threads alone"] if sanitizer == "thread" else []

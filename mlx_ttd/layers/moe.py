@@ -51,8 +51,11 @@ class StreamedExperts(nn.Module):
                 return out
             part = kernels.expert_contributions(x, lease, ids, self.layout)
             mx.async_eval(part)
-            lent = kernels.to_device(np.isin(chosen, lease.experts)[..., None])
-            contributions = part if contributions is None else mx.where(lent, part, contributions)
+            if contributions is None:
+                contributions = part
+            else:
+                lent = (chosen[..., None] == lease.experts).any(axis=-1, keepdims=True)
+                contributions = mx.where(kernels.to_device(lent), part, contributions)
             lease.release()
         assert contributions is not None
         return kernels.combine(contributions, weights)

@@ -32,7 +32,7 @@ class Arrival:
         self._seat(len(self.missing))
 
     def some(self) -> np.ndarray:
-        """As `wait`, for the next of `missing` and those that are there by then: these leave `missing` and `group`."""
+        """As `wait`, for the next of `missing` and those that are there by then, where `group` is but these."""
         assert self.batch is not None
         try:
             landed = self.batch.some()
@@ -40,7 +40,7 @@ class Arrival:
             self._fail(self.batch)
             raise
         experts = self._seat(landed)
-        self.group = np.setdiff1d(self.group, experts, assume_unique=True)
+        self.group = self.missing
         return experts
 
     def _seat(self, landed: int) -> np.ndarray:

@@ -128,17 +128,16 @@ class ExpertProvider:
         bank = self.banks[layer]
         wanted = np.unique(ids)
         self._land(layer, wanted)
-        missing = wanted[bank.slot_of[wanted] == EMPTY]
-        if len(wanted) > bank.slots or not len(missing):
+        there = bank.slot_of[wanted] != EMPTY
+        if len(wanted) > bank.slots or there.all():
             yield from self.waves(layer, ids)
             return
         bank.policy.used(wanted)
         arrival = self._fetch(layer, wanted, wanted)
         try:
-            arrival.group = missing
-            if len(missing) < len(wanted):
-                here = np.setdiff1d(wanted, missing, assume_unique=True)
-                with self._lend(bank, here, holds_all=False) as lease:
+            arrival.group = arrival.missing
+            if there.any():
+                with self._lend(bank, wanted[there], holds_all=False) as lease:
                     yield lease
             while len(arrival.missing):
                 landed = arrival.some()

@@ -23,12 +23,11 @@ class RecordFiles:
     def read(self, layer: int, expert: int, into: memoryview) -> Read:
         """The read that fills `into` with a record. RecordError where its file cannot be opened."""
         fd, start = self._place(layer)
-        path = self._store.expert_file(layer)[0]
         offset = start + expert * len(into)
 
         def fail(reason: str) -> Exception:
             return RecordError(
-                f"{path}: the record of layer {layer}, expert {expert} at byte {offset:,} "
+                f"{self._store.expert_file(layer)[0]}: the record of layer {layer}, expert {expert} at byte {offset:,} "
                 f"cannot be used: {reason}; run `mlx-ttd verify` on the store and copy or convert it again."
             )
 

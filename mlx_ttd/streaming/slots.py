@@ -53,6 +53,7 @@ class SlotBank:
         self.slot_of = np.full(self.experts, EMPTY, np.int32)
         self.expert_in = np.full(slots, EMPTY, np.int32)
         self.pins = np.zeros(slots, np.int32)
+        self._held = np.zeros(slots, np.int32)  # by pending arrays
         self.full_table: mx.array | None = None
         if slots:
             if self._host_writes:
@@ -81,8 +82,9 @@ class SlotBank:
 
         Evicts experts outside `keep` first. LeaseError when open leases leave too few slots.
         """
-        missing = experts[self.slot_of[experts] == EMPTY]
-        self.pins[self.slot_of[experts[self.slot_of[experts] != EMPTY]]] += 1
+        slots = self.slot_of[experts]
+        missing, here = experts[slots == EMPTY], slots[slots != EMPTY]
+        self.pins[here] += 1
         if len(missing):
             if np.count_nonzero(self.pins == 0) < len(missing):
                 self.settle()
@@ -91,22 +93,24 @@ class SlotBank:
             if short:
                 movable = self.expert_in[(self.expert_in != EMPTY) & (self.pins == 0)]
                 if len(movable) < short:
-                    self.pins[self.slot_of[experts[self.slot_of[experts] != EMPTY]]] -= 1
+                    self.pins[here] -= 1
                     raise LeaseError(
                         f"{len(experts)} experts are wanted but only {len(free) + len(movable)} of {self.slots} slots "
                         "are not leased; release leases before asking for more."
                     )
-                unwanted = movable[~np.isin(movable, keep)]
-                victims = self.policy.victims(unwanted, short)
+                kept = np.zeros(self.experts, bool)
+                kept[keep] = True
+                victims = self.policy.victims(movable[~kept[movable]], short)
                 if len(victims) < short:
-                    wanted = movable[np.isin(movable, keep)]
+                    wanted = movable[kept[movable]]
                     victims = np.concatenate([victims, self.policy.victims(wanted, short - len(victims))])
                 freed = self.slot_of[victims]
                 self.slot_of[victims] = EMPTY
                 self.expert_in[freed] = EMPTY
                 free = np.concatenate([free, freed])
             # The bytes of a slot that is about to be overwritten must not be wanted by a kernel that has not run yet.
-            self._settle_slots(free)
+            if self._held[free].any():
+                self.settle()
             self.pins[free] += 1
             self.slot_of[missing] = free
         return missing
@@ -124,13 +128,10 @@ class SlotBank:
         """Drop one pin of `slots`; the slots may be overwritten once `after` is evaluated."""
         self.pins[slots] -= 1
         if after:
+            self._held[slots] += 1
             self._pending.append((slots, list(after)))
             if len(self._pending) >= MOST_RELEASES:
                 self._evaluate(MOST_RELEASES // 2)
-
-    def _settle_slots(self, slots: np.ndarray) -> None:
-        if any(np.isin(held, slots).any() for held, _ in self._pending):
-            self.settle()
 
     def settle(self) -> None:
         """Evaluate what released leases still wait for."""
@@ -138,8 +139,9 @@ class SlotBank:
 
     def _evaluate(self, oldest: int) -> None:
         done, self._pending = self._pending[:oldest], self._pending[oldest:]
-        for _, arrays in done:
-            mx.eval(arrays)
+        mx.eval([arrays for _, arrays in done])
+        for slots, _ in done:
+            self._held[slots] -= 1
 
     def row(self, expert: int) -> memoryview:
         """Where the record of `expert` is to be written: its slot, or staging where the host cannot write slots."""

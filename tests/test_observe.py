@@ -15,7 +15,7 @@ import mlx_ttd
 from mlx_ttd import kernels
 from mlx_ttd.errors import StoreError
 from mlx_ttd.layers import ResidentWeights
-from mlx_ttd.observe import MODEL, Counters, Profile, first_difference, incomparable, load_trace, probing
+from mlx_ttd.observe import MODEL, Counters, Profile, first_difference, incomparable, load_trace, note, probing
 from mlx_ttd.observe.diff import ulps
 from mlx_ttd.store import Store
 from mlx_ttd.streaming import Lease
@@ -199,6 +199,16 @@ def test_a_profile_accounts_for_the_whole_time():
     assert profile.speed_up_if_free("gdn") > 1
     assert len(profile.table().splitlines()) == len(phases) + 1
     assert 0 < profile.scratch_bytes <= llm.division.scratch
+
+
+def test_nothing_is_evaluated_when_nobody_watches():
+    made = mx.zeros(4) + 1
+    before = mx.get_active_memory()
+    note(0, "hidden", made)
+    assert mx.get_active_memory() == before
+    with probing(Profile()):
+        note(0, "hidden", made)
+    assert mx.get_active_memory() > before
 
 
 def test_counters_are_exact():

@@ -18,8 +18,8 @@ def residual_dtype(options: Options) -> mx.Dtype:
 
 
 def _attention_scores() -> bool:
-    """Whether attention runs through an operation that holds a block's scores over all keys."""
-    return kernels.chosen("attention") == "reference"
+    """Whether a prompt's attention holds a block's scores over all keys, as all but the native one does."""
+    return kernels.chosen("attention") != "native"
 
 
 def total_bytes(memory: str | int) -> int:

@@ -14,6 +14,7 @@ import pytest
 
 CPU = Path(__file__).parent.parent / "csrc" / "cpu"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
+PROGRAMS = ("operations", "sequence", "pool", "quantize", "read_pool")
 BINDINGS = ("bindings.cpp", "primitive.cpp", "stored_matrix.cpp", "operations.cpp")
 
 
@@ -24,12 +25,13 @@ def instruction_sets() -> list[tuple[str, list[str]]]:
     return found if platform.machine() == "x86_64" else found[:1]
 
 
-def compile_all(sanitizer: str, folder: Path) -> list[Path]:
-    """The objects that both test programs share, not optimised: that would take many minutes."""
+def compile_all(sanitizer: str, folder: Path) -> tuple[list[Path], list[Path]]:
+    """The objects of the programs, and those that all share, not optimised: that would take many minutes."""
     common = ["-std=c++20", "-g1", "-ffp-contract=off", "-fno-math-errno", "-w", f"-fsanitize={sanitizer}"]
     plain = [p for p in CPU.glob("*.cpp") if not p.name.startswith("bind_") and p.name not in BINDINGS]
     jobs = [(folder / f"{name}.o", CPU / "operations.cpp", options) for name, options in instruction_sets()]
-    jobs += [(folder / f"{p.stem}_core.o", p, []) for p in plain]
+    programs = [(folder / f"{name}.o", CPU / "tests" / f"test_{name}.cpp", ["-O1", f"-I{CPU}"]) for name in PROGRAMS]
+    jobs += programs + [(folder / f"{p.stem}_core.o", p, []) for p in plain]
 
     def build(job: tuple[Path, Path, list[str]]) -> Path:
         target, source, options = job
@@ -37,7 +39,9 @@ def compile_all(sanitizer: str, folder: Path) -> list[Path]:
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        return list(workers.map(build, jobs))
+        objects = list(workers.map(build, jobs))
+    own = [target for target, _, _ in programs]
+    return own, [path for path in objects if path not in own]
 
 
 @pytest.mark.slow
@@ -45,12 +49,13 @@ def compile_all(sanitizer: str, folder: Path) -> list[Path]:
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_the_core_under(sanitizer, tmp_path):
-    objects = [str(p) for p in compile_all(sanitizer, tmp_path)]
+    own, shared = compile_all(sanitizer, tmp_path)
     stop = {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
-    for name in ("pool", "operations", "quantize", "read_pool", "sequence"):
-        source, program = CPU / "tests" / f"test_{name}.cpp", tmp_path / name
-        options = ["-std=c++20", "-O1", "-g1", f"-fsanitize={sanitizer}", f"-I{CPU}", "-pthread"]
-        subprocess.run([str(COMPILER), *options, str(source), *objects, "-o", str(program)], check=True)
+    for object_ in own:
+        program = object_.with_suffix("")
+        subprocess.run(
+            [str(COMPILER), f"-fsanitize={sanitizer}", "-pthread", object_, *shared, "-o", program], check=True
+        )
         # A child of a process with threads may not start its own under ThreadSanitizer.
         arguments = ["threads alone"] if sanitizer == "thread" else []
         run = subprocess.run([str(program), *arguments], capture_output=True, text=True, env={**os.environ, **stop})

@@ -19,6 +19,7 @@ import mlx_ttd
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "mlx_ttd/_version.py").read_text())[1]
 TEXTS = sorted(path.name for path in (ROOT / "csrc/kernels").iterdir())
+DEBUG = "cmake.build-type=Debug"
 READ_TEXTS = """
 from importlib.resources import files
 for path in sorted(files("mlx_ttd.kernels").joinpath("texts").iterdir(), key=lambda path: path.name):
@@ -79,10 +80,13 @@ def environment(folder: Path, *install: str | Path, cwd: Path | None = None, **v
 
 @pytest.fixture(scope="module")
 def distributions(checkout, tmp_path_factory) -> tuple[Path, Path]:
-    """(sdist, wheel), the wheel built from the unpacked sdist."""
+    """(sdist, wheel), the wheel built from the unpacked sdist.
+
+    Its native part is not optimised, which is sooner built; .ci/run installs by the README's command, which is.
+    """
     out = tmp_path_factory.mktemp("dist")
     tools = environment(tmp_path_factory.mktemp("build") / "venv", "build")
-    run(tools / "python", "-W", "error", "-m", "build", "--outdir", out, checkout, cwd=out)
+    run(tools / "python", "-W", "error", "-m", "build", "-C", DEBUG, "--outdir", out, checkout, cwd=out)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     return sdist, wheel
 
@@ -117,8 +121,7 @@ def test_install_works_from_another_directory(kind, checkout, distributions, tmp
     if kind == "wheel":
         bin_ = environment(venv, wheel)
     elif kind == "editable":
-        # Not optimised, which is sooner built; .ci/run has the README's command, which is.
-        bin_ = environment(venv, "-C", "cmake.build-type=Debug", "-e", ".", cwd=checkout)
+        bin_ = environment(venv, "-C", DEBUG, "-e", ".", cwd=checkout)
     else:
         bin_ = environment(venv, sdist, CC="/no/compiler", CXX="/no/compiler")
     assert texts_in(bin_ / "python", elsewhere) == SIZES

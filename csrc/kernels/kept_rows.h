@@ -7,9 +7,9 @@ FN void read_eight(const device T* numbers, ulong at, float, float, thread float
 }
 
 FN float4 from_codes(uint word, float scale, float bias) {
-  const float second = mul_rn(scale, 0x1p-8f);
-  return quad_of(fma(code_at(word, 0x00FFu), scale, bias), fma(code_at(word, 0xFF00u), second, bias),
-                 fma(code_at(word >> 16, 0x00FFu), scale, bias), fma(code_at(word >> 16, 0xFF00u), second, bias));
+  const float2 even = codes_at(word, 0x00FFu), odd = codes_at(word >> 8, 0x00FFu);
+  const float unit = mul_rn(scale, 1.0f / CODE_UNIT);
+  return quad_of(fma(even.x, unit, bias), fma(odd.x, unit, bias), fma(even.y, unit, bias), fma(odd.y, unit, bias));
 }
 
 FN void read_eight(const device uint* codes, ulong at, float scale, float bias, thread float4& low, thread float4& high) {

@@ -5,10 +5,9 @@
 
 template <int BITS>
 FN float in_place_scale(int position) {
-  // A code is used where it lies in its 16-bit half; the activation carries the power of two that makes up for it.
-  return BITS == 4 ? (position == 0 ? 1.0f : position == 1 ? 0x1p-4f : position == 2 ? 0x1p-8f : 0x1p-12f)
-       : BITS == 8 ? (position % 2 == 0 ? 1.0f : 0x1p-8f)
-                   : 1.0f;
+  // Codes are used as codes_at gives them; the activation carries the power of two that makes up for it.
+  constexpr float ONE = 1.0f / CODE_UNIT;
+  return BITS == 4 ? (position % 2 == 0 ? ONE : ONE * 0x1p-4f) : BITS == 8 ? ONE : 1.0f;
 }
 
 template <int LANES>
@@ -16,6 +15,25 @@ FN float lanes_sum(float v) {
   // An explicit butterfly: the same additions on every backend.
   for (int mask = 1; mask < LANES; mask *= 2) v = add_rn(v, from_lane_xor(v, mask));
   return v;
+}
+
+// The sum over LANES lanes of total[r], in lane r of them: as lanes_sum, but lanes share the rows among themselves.
+template <int LANES, int ROWS>
+FN float rows_sum(thread float (&total)[ROWS], uint lane) {
+#pragma unroll
+  for (int mask = 1; mask < LANES; mask *= 2) {
+    if (mask < ROWS) {
+#pragma unroll
+      for (int r = 0; r < ROWS / (2 * mask); ++r) {
+        const bool odd = lane & mask;
+        const float kept = odd ? total[2 * r + 1] : total[2 * r];
+        total[r] = add_rn(kept, from_lane_xor(odd ? total[2 * r] : total[2 * r + 1], mask));
+      }
+    } else {
+      total[0] = add_rn(total[0], from_lane_xor(total[0], mask));
+    }
+  }
+  return total[0];
 }
 
 // The activation x[COLS] as float4 [quad of a chunk][chunk], one chunk of padding a quad against bank conflicts, and
@@ -32,8 +50,8 @@ FN void stage(const device T* x, threadgroup float4* staged, threadgroup float* 
     const float sum = lanes_sum<QUADS>(add_rn(add_rn(v.x, v.y), add_rn(v.z, v.w)));
     if (inside) {
       staged[i % QUADS * (CHUNKS + 1) + i / QUADS] =
-          quad_of(v.x, mul_rn(v.y, in_place_scale<BITS>(1)), mul_rn(v.z, in_place_scale<BITS>(2)),
-                  mul_rn(v.w, in_place_scale<BITS>(3)));
+          quad_of(mul_rn(v.x, in_place_scale<BITS>(0)), mul_rn(v.y, in_place_scale<BITS>(1)),
+                  mul_rn(v.z, in_place_scale<BITS>(2)), mul_rn(v.w, in_place_scale<BITS>(3)));
       if (i % QUADS == 0) sums[i / QUADS] = sum;
     }
   }
@@ -49,33 +67,29 @@ struct Row {
 // GROUP 0: plain numbers, which have no scales.
 template <int COLS, int BITS, int GROUP, int LANES, int STEPS, typename S>
 FN void read_row(thread Row<STEPS>& row, const device uint4* codes, const device S* scales, const device S* biases,
-                 uint index, uint lane) {
+                 ulong index, uint lane) {
   constexpr uint CHUNKS = COLS * BITS / 128;
   constexpr uint CHUNKS_A_GROUP = GROUP > 0 ? GROUP * BITS / 128 : CHUNKS;
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
     const uint chunk = lane + step * LANES;
-    row.codes[step] = codes[ulong(index) * CHUNKS + chunk];
+    row.codes[step] = codes[index * CHUNKS + chunk];
     if (GROUP > 0) {
-      const ulong group = ulong(index) * (CHUNKS / CHUNKS_A_GROUP) + chunk / CHUNKS_A_GROUP;
+      const ulong group = index * (CHUNKS / CHUNKS_A_GROUP) + chunk / CHUNKS_A_GROUP;
       row.scales[step] = float(scales[group]);
       row.biases[step] = float(biases[group]);
     }
   }
 }
 
-// 2^23 + n has n in its lowest bits, so masking a code into that number and taking 2^23 away converts it exactly.
-FN float code_at(uint word, uint mask) { return add_rn(bits_to_float(masked_into(word, mask, 0x4B000000u)), -8388608.0f); }
-
-template <int BITS>
-FN float dot_half_word(uint word, float4 x, float acc) {
-  acc = fma(code_at(word, BITS == 4 ? 0x000Fu : 0x00FFu), x.x, acc);
-  acc = fma(code_at(word, BITS == 4 ? 0x00F0u : 0xFF00u), x.y, acc);
-  if (BITS == 4) {
-    acc = fma(code_at(word, 0x0F00u), x.z, acc);
-    acc = fma(code_at(word, 0xF000u), x.w, acc);
+// Chunk number `lane` of the rows first, first + SPAN, ...
+template <int COLS, int BITS, int GROUP, int LANES, int ROWS, typename S>
+FN void read_rows(thread Row<1> (&row)[ROWS], const device uint4* codes, const device S* scales, const device S* biases,
+                  ulong first, uint lane) {
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    read_row<COLS, BITS, GROUP, LANES, 1>(row[r], codes, scales, biases, first + r * (32 / LANES), lane);
   }
-  return acc;
 }
 
 // A chunk's activations, four to a quad, and their sum before the codes' places were made up for.
@@ -89,13 +103,16 @@ struct Chunk {
 template <int BITS, typename W>
 FN float dot_word(uint codes, const thread Chunk<BITS>& chunk, int word, float acc) {
   if (BITS == 4) {
-    acc = dot_half_word<4>(codes, chunk.x[2 * word % (32 / BITS)], acc);
-    return dot_half_word<4>(codes >> 16, chunk.x[(2 * word + 1) % (32 / BITS)], acc);
+    const float4 low = chunk.x[2 * word % (32 / BITS)], high = chunk.x[(2 * word + 1) % (32 / BITS)];
+    const float2 first = codes_at(codes, 0x000Fu), second = codes_at(codes, 0x00F0u);
+    const float2 third = codes_at(codes >> 8, 0x000Fu), fourth = codes_at(codes >> 8, 0x00F0u);
+    acc = fma(fourth.x, low.w, fma(third.x, low.z, fma(second.x, low.y, fma(first.x, low.x, acc))));
+    return fma(fourth.y, high.w, fma(third.y, high.z, fma(second.y, high.y, fma(first.y, high.x, acc))));
   }
   if (BITS == 8) {
     const float4 v = chunk.x[word % (32 / BITS)];
-    acc = dot_half_word<8>(codes, v, acc);
-    return dot_half_word<8>(codes >> 16, quad_of(v.z, v.w, 0.0f, 0.0f), acc);
+    const float2 even = codes_at(codes, 0x00FFu), odd = codes_at(codes >> 8, 0x00FFu);
+    return fma(odd.y, v.w, fma(even.y, v.z, fma(odd.x, v.y, fma(even.x, v.x, acc))));
   }
   if (BITS == 16) {
     const float4 v = chunk.x[word / 2 % (32 / BITS)];
@@ -144,7 +161,7 @@ FN void read_laid_out(thread Chunk<BITS>& chunk, const device float4* x, uint in
   for (int quad = 0; quad < QUADS; ++quad) {
     const float4 v = x[quad * CHUNKS + index];
     chunk.x[quad] = v;
-    const float low = fma(v.y, 1.0f / in_place_scale<BITS>(1), v.x);
+    const float low = fma(v.y, 1.0f / in_place_scale<BITS>(1), mul_rn(v.x, 1.0f / in_place_scale<BITS>(0)));
     const float high = fma(v.w, 1.0f / in_place_scale<BITS>(3), mul_rn(v.z, 1.0f / in_place_scale<BITS>(2)));
     sums[quad] = add_rn(low, high);
   }

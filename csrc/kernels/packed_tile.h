@@ -26,7 +26,7 @@ FN uint weight_row(const thread Columns& columns, uint column) {
 
 template <int BITS, typename W>
 FN float unpacked(uint word, int position, float scale, float bias) {
-  if (BITS < 16) return fma(code_at(word >> (position * BITS), (1u << (BITS & 15)) - 1u), scale, bias);
+  if (BITS < 16) return fma(codes_at(word >> (position * BITS), (1u << (BITS & 15)) - 1u).x, scale, bias);
   if (BITS == 16) {
     const float2 pair = pair_of<W>(word);
     return position == 0 ? pair.x : pair.y;
@@ -77,7 +77,7 @@ FN void accumulate_tile(thread float (&sums)[ROWS / 8][4], const device T* x, co
         const uint group = start / (GROUP > 0 ? GROUP : 1) + i % HERE;
         if (group < ALL) {
           const ulong at = ulong(weight_row(columns, i / HERE)) * ALL + group;
-          tile.scales[i / HERE][i % HERE] = float(scales[at]);
+          tile.scales[i / HERE][i % HERE] = mul_rn(float(scales[at]), 1.0f / CODE_UNIT);
           tile.biases[i / HERE][i % HERE] = float(biases[at]);
         }
       }

@@ -28,6 +28,7 @@ typedef __nv_bfloat16 bfloat16_t;
 
 enum class mem_flags { mem_none, mem_threadgroup };
 FN void threadgroup_barrier(mem_flags) { __syncthreads(); }
+FN void simdgroup_barrier(mem_flags) { __syncwarp(); }
 
 FN float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 FN float add_rn(float a, float b) { return __fadd_rn(a, b); }
@@ -39,12 +40,6 @@ FN float sin_f32(float x) { return sinf(x); }
 FN float rsqrt_f32(float x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
 
 FN float bits_to_float(uint bits) { return __uint_as_float(bits); }
-FN uint masked_into(uint word, uint mask, uint into) {
-  // Left to itself the compiler makes two instructions of this.
-  uint result;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(word), "r"(mask), "r"(into));
-  return result;
-}
 
 FN float4 quad_of(float a, float b, float c, float d) { return make_float4(a, b, c, d); }
 template <typename W>
@@ -54,6 +49,15 @@ FN float2 pair_of(uint bits) {
 template <>
 FN float2 pair_of<half>(uint bits) {
   return __half22float2(reinterpret_cast<const __half2&>(bits));
+}
+// The codes that `mask` leaves in the lower and in the upper half of a word, times CODE_UNIT. The lowest ten bits of a
+// half are a denormal number, which converts exactly.
+#define CODE_UNIT 0x1p-24f
+FN float2 codes_at(uint word, uint mask) {
+  // As assembly, so that a loop over tokens does not keep all of a row's numbers in registers.
+  uint codes;
+  asm("and.b32 %0, %1, %2;" : "=r"(codes) : "r"(word), "r"(mask | mask << 16));
+  return pair_of<half>(codes);
 }
 FN float4 load4(const float* p) { return *(const float4*)p; }
 FN float4 load4(const half* p) {

@@ -14,7 +14,10 @@ FN float sin_f32(float x) { return metal::precise::sin(x); }
 FN float rsqrt_f32(float x) { return div_rn(1.0f, metal::precise::sqrt(x)); }
 
 FN float bits_to_float(uint bits) { return as_type<float>(bits); }
-FN uint masked_into(uint word, uint mask, uint into) { return (word & mask) | into; }
+// 2^23 + n has n in its lowest bits, so a code masked into that number, less 2^23, is converted exactly.
+#define CODE_UNIT 1.0f
+FN float code_at(uint word, uint mask) { return bits_to_float((word & mask) | 0x4B000000u) - 8388608.0f; }
+FN float2 codes_at(uint word, uint mask) { return float2(code_at(word, mask), code_at(word >> 16, mask)); }
 
 FN float4 quad_of(float a, float b, float c, float d) { return float4(a, b, c, d); }
 FN float4 load4(const device float* p) { return *(const device float4*)p; }

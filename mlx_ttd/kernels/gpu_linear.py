@@ -29,8 +29,8 @@ TILE_SIMDGROUPS = 4
 SIMDGROUPS = 8
 # Rows of x for which a weight is read once: as many as a verify step may have.
 TOKENS = 9
-# 16-byte loads that a lane has under way, by text.
-CHUNKS_IN_FLIGHT = {MATVEC: 4, MATVEC_LONG: 4}
+# 16-byte loads that a lane has under way.
+CHUNKS_IN_FLIGHT = 4
 # So many threadgroups fill a large GPU.
 THREADGROUPS = 1056
 # Rows for each of their rows at a time from which on threadgroups go round.
@@ -49,9 +49,9 @@ def matvec(
     lanes = lanes_per_row(chunks)
     tile = SIMDGROUPS * SIMD_WIDTH // lanes
     text = MATVEC_LONG if single and rows >= LONG * tile * THREADGROUPS else MATVEC
-    steps = 1 if text is MATVEC_LONG else chunks // lanes
+    steps = 2 if text is MATVEC_LONG else chunks // lanes
     a_lane = 1
-    while 2 * a_lane * steps <= CHUNKS_IN_FLIGHT[text] and rows >= a_lane * tile * THREADGROUPS:
+    while 2 * a_lane * steps <= CHUNKS_IN_FLIGHT and rows >= a_lane * tile * THREADGROUPS:
         a_lane *= 2
     template = (
         ("O", out),

@@ -63,9 +63,11 @@ def main() -> None:
 
 
 def slope(values: list[int]) -> float:
-    """Growth from one value to the next over the second half of them."""
-    half = values[len(values) // 2 :]
-    return float(np.polyfit(np.arange(len(half)), half, 1)[0]) if len(half) > 1 else 0.0
+    """Growth from one value to the next over the second half of them: the median of the slopes between any two (Theil
+    and Sen), as an allocator's rare steps are no steady growth."""
+    half = np.array(values[len(values) // 2 :], float)
+    first, second = np.triu_indices(len(half), 1)
+    return float(np.median((half[second] - half[first]) / (second - first))) if len(half) > 1 else 0.0
 
 
 def over_budget(store: Path | str, budget: int, prompts: int, *options: str, longest: int = 600) -> dict[str, Any]:

@@ -28,7 +28,8 @@ def test_peak_stays_within_the_budget(store: Path, times: int) -> None:
 
 def test_a_thousand_generations_leave_nothing_behind() -> None:
     budget = 2 * mlx_ttd.info("demo")["least_bytes"]
-    found = over_budget(demo_path(), budget, prompts=1000, longest=40)
+    # An allocator takes some seven hundred to settle.
+    found = over_budget(demo_path(), budget, prompts=1500, longest=40)
     assert found["live"] < 100, found
     assert found["growth"] < 500, found
     assert found["over"] <= 0, found

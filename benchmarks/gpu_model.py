@@ -95,7 +95,7 @@ def our_model(spec: ModelSpec) -> Model:
     table = (mx.random.normal((spec.vocab, spec.hidden)) * 0.5).astype(mx.bfloat16)
     mx.eval(table)
     embedding: Any = lambda ids, dtype: table[mx.array(ids)]  # noqa: E731
-    model = Model(spec, weights, provider, embedding, mx.bfloat16, mx.bfloat16, 4096)
+    model = Model(spec, weights, provider, embedding, mx.bfloat16, 16, 4096)
     mx.eval(model.parameters())
     read = weights.nbytes + len(spec.layer_types) * spec.top_k * provider.layout(0).stride
     model.bytes_a_token = read

@@ -22,7 +22,7 @@ from . import (
     native_router,
     native_top,
 )
-from .attention import attention
+from .attention import ATTENTION_BLOCK, attention
 from .backend import Mode, chosen, device_kind, forced, set_backend, used
 from .bank import bank_write
 from .bf16_products import bf16_products, has_bf16_products
@@ -49,6 +49,7 @@ from .weight import Weight
 from .work import compiled, counting
 
 __all__ = [
+    "ATTENTION_BLOCK",
     "ATTENTION_WIDTHS",
     "BLOCK",
     "DeltaMixer",

@@ -6,7 +6,9 @@ import mlx.core as mx
 
 from .backend import Mode, register, run
 from .kept_rows import KeptRows, plain
-from .linear import BLOCK
+
+# Rows of a prompt that the reference holds the scores of at a time.
+ATTENTION_BLOCK = 64
 
 
 def _attend(q: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None) -> mx.array:
@@ -36,14 +38,16 @@ def _attention(
             pieces.append(_attend(q[i : i + 1], keys[:, :length], values[:, :length], scale, None))
     else:
         # Blocks are aligned to absolute position and see keys up to their own end, so a chunk's width changes no bit.
-        for block in range(offset // BLOCK * BLOCK, offset + rows, BLOCK):
-            first, last = max(block, offset), min(block + BLOCK, offset + rows)
-            padded = mx.pad(q[first - offset : last - offset], [(first - block, block + BLOCK - last), (0, 0), (0, 0)])
-            end = block + BLOCK
+        for block in range(offset // ATTENTION_BLOCK * ATTENTION_BLOCK, offset + rows, ATTENTION_BLOCK):
+            end = block + ATTENTION_BLOCK
+            first, last = max(block, offset), min(end, offset + rows)
+            padded = mx.pad(q[first - offset : last - offset], [(first - block, end - last), (0, 0), (0, 0)])
             missing = [(0, 0), (0, max(0, end - keys.shape[1])), (0, 0)]
             mask = mx.arange(end)[None, :] <= mx.arange(block, end)[:, None]
             # Rows past the last token have no key of their own yet: they may see anything, and are dropped.
             out = _attend(padded, mx.pad(keys[:, :end], missing), mx.pad(values[:, :end], missing), scale, mask)
+            # One block's scores at a time.
+            mx.eval(out)
             pieces.append(out[first - block : last - block])
     out = mx.concatenate(pieces)
     if gate is not None:

@@ -27,7 +27,7 @@ HEADERS = ("packed_rows.h", "scalar_maths.h", "expert_rows.h")
 GATE_UP = Text("expert_gate_up", ("x", "records", "slot_of", "rows"), ("act",), HEADERS)
 COMBINE = Text("combine", ("contributions", "weights"), ("out",))
 DOWN = Text("expert_down", ("act", "records", "slot_of", "rows", "weights"), ("out",), HEADERS)
-SIMDGROUPS = 4
+SIMDGROUPS = 8
 PAIRS = 1
 # 16-byte loads that a lane has under way in the down product.
 DOWN_CHUNKS = 4

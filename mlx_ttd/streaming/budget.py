@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import BudgetError
-from ..kernels import BLOCK
+from ..kernels import ATTENTION_BLOCK, BLOCK
 from ..spec import FULL, ModelSpec
 from ..store import Store
 from .ledger import ALLOCATOR_RESERVE
@@ -33,17 +33,20 @@ def resident_bytes(store: Store) -> int:
 def block_scratch(spec: ModelSpec, itemsize: int, context: int, attention_scores: bool) -> int:
     """Bytes that one prefill block of BLOCK rows needs at its widest layer, and one row's logits with their copies.
 
-    Counted in rows of f32 that live at once; the references keep more of them than fused kernels do.
+    Counted in rows of f32 that live at once; the references keep more of them than fused kernels do, and attention's
+    also scores of ATTENTION_BLOCK rows, and keys and values in f32, over the context.
     """
+    over_context = 0
     gdn = 2 * spec.conv_width + 2 * spec.value_width
     attention = 6 * spec.heads * spec.head_dim + 2 * spec.kv_heads * spec.head_dim
     if attention_scores:
         gdn += spec.conv_width + 2 * spec.value_width
-        attention += 2 * (spec.heads + spec.kv_heads) * spec.head_dim + 3 * spec.heads * context
+        attention += 2 * (spec.heads + spec.kv_heads) * spec.head_dim
+        over_context = 3 * ATTENTION_BLOCK * spec.heads + 2 * spec.kv_heads * spec.head_dim
     experts = spec.top_k * (2 * spec.inter + spec.hidden) if spec.is_moe else 3 * spec.inter
-    mixer = attention if FULL in spec.layer_types else 0
-    row = 6 * spec.hidden + max(gdn, mixer, experts)
-    return BLOCK * row * max(itemsize, 4) + 6 * spec.vocab * 4
+    mixer = BLOCK * attention + over_context * context if FULL in spec.layer_types else 0
+    widest = BLOCK * 6 * spec.hidden + max(BLOCK * gdn, mixer, BLOCK * experts)
+    return widest * max(itemsize, 4) + 6 * spec.vocab * 4
 
 
 def chunk_bytes(spec: ModelSpec, tokens: int, itemsize: int) -> int:

@@ -21,7 +21,7 @@ import mlx_ttd
 from benchmarks import gpu_checks
 from mlx_ttd import kernels
 from mlx_ttd.errors import KernelError
-from mlx_ttd.kernels import Weight, backend, first_use, gpu, gpu_experts, gpu_linear
+from mlx_ttd.kernels import Weight, backend, first_use, gpu, gpu_experts, gpu_linear, gpu_router
 from mlx_ttd.spec import Quantisation, RecordLayout, record_layout
 
 REASON = metal_sim.why_not()
@@ -199,13 +199,21 @@ CASES: dict[str, Call] = {
     "gated_delta bf16": gated_delta_call(3, mx.bfloat16),
     "router of 16": router_call(3, 16, 4),
     "router of 512": router_call(2, 512, 10),
+    "router of 40 T=1": router_call(1, 40, 8),
     "attention of one key": attention_call(1, 0, 64),
     "attention": attention_call(3, 150, 64, gated=False),
     "attention of wide heads": attention_call(1, 70, 256),
     "attention on codes": coded_attention_call(2, 70, 64, 64),
     "attention on codes of wide heads": coded_attention_call(1, 150, 256, 64),
     "attention on codes of narrow heads": coded_attention_call(3, 9, 32, 32),
-    "norm_rope": lambda: kernels.norm_rope(numbers(1, 3, 5, 96), numbers(2, 96), 1e-6, 64, 1e7, 2),
+    "attention_inputs": lambda: mx.concatenate(
+        [
+            part.reshape(-1)
+            for part in kernels.attention_inputs(
+                numbers(1, 3, 5, 192), numbers(3, 3, 2, 96), numbers(2, 96), numbers(4, 96), 1e-6, 64, 1e7, 2
+            )
+        ]
+    ),
     "rms_norm": lambda: kernels.rms_norm(numbers(1, 3, 320), numbers(2, 320), 1e-6),
     "add_rms_norm": lambda: kernels.add_rms_norm(numbers(1, 3, 320), numbers(3, 3, 320), numbers(2, 320), 1e-6),
     "gated_rms_norm": lambda: kernels.gated_rms_norm(numbers(1, 3, 5, 64), numbers(2, 3, 5, 64), numbers(3, 64), 1e-6),
@@ -293,8 +301,16 @@ def test_weight_codes_are_read_in_whole_lines(simulated: None) -> None:
 CUDA_CASES = (
     *("expert_ffn T=1", "expert_contributions", "experts int8", "experts bf16", "expert_ffn_accumulate T=1", "moe"),
     *("int4 decode T=1", "int4 prefill T=1", "int8", f"plain {mx.bfloat16} decode", f"plain {mx.float16} prefill"),
-    *("linear_pair", "delta_inputs", "swiglu_linear", "gated_delta T=1", "router of 512", "norm_rope", "rms_norm"),
-    *("attention", "attention on codes"),
+    *(
+        "linear_pair",
+        "delta_inputs",
+        "swiglu_linear",
+        "gated_delta T=1",
+        "router of 512",
+        "router of 40 T=1",
+        "rms_norm",
+    ),
+    *("attention_inputs", "attention", "attention on codes"),
     *("add_rms_norm", "gated_rms_norm", "swiglu", "sigmoid_scaled", "combine"),
 )
 
@@ -414,6 +430,20 @@ def test_gated_delta_is_bit_equal_for_every_split(simulated: None, split: int) -
     assert mx.array_equal(mx.concatenate([first.out, later.out]), whole.out)
     assert mx.array_equal(later.state, whole.state)
     assert mx.array_equal(later.conv_state, whole.conv_state)
+
+
+@needs_sim
+@pytest.mark.parametrize("experts", [40, 256])
+def test_the_router_in_one_launch_equals_that_in_two(
+    simulated: None, monkeypatch: pytest.MonkeyPatch, experts: int
+) -> None:
+    x, w = numbers(1, 1, 256, dtype=mx.bfloat16), Weight(numbers(5, experts, 256, dtype=mx.bfloat16))
+    two = kernels.router(x, w, 8, "decode")
+    monkeypatch.setattr(gpu_router, "in_one_launch", lambda tokens: True)
+    with metal_sim.options() as runs:
+        for one, same in zip(kernels.router(x, w, 8, "decode"), two, strict=True):
+            assert mx.array_equal(one, same)
+    assert len(runs) == 1
 
 
 @needs_sim

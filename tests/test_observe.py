@@ -71,8 +71,12 @@ def tiled_key_heads(monkeypatch):
 
 
 def wider_rope(monkeypatch):
-    norm_rope = kernels.norm_rope
-    monkeypatch.setattr(kernels, "norm_rope", lambda x, w, eps, dims, *rest: norm_rope(x, w, eps, 2 * dims, *rest))
+    inputs = kernels.attention_inputs
+
+    def widened(q, k, q_norm, k_norm, eps, dims, *rest):
+        return inputs(q, k, q_norm, k_norm, eps, 2 * dims, *rest)
+
+    monkeypatch.setattr(kernels, "attention_inputs", widened)
 
 
 def wrong_slot(monkeypatch):

@@ -22,7 +22,7 @@ from . import (
     native_router,
     native_top,
 )
-from .attention import ATTENTION_BLOCK, attention
+from .attention import ATTENTION_BLOCK, attention, attention_inputs
 from .backend import Mode, chosen, device_kind, forced, set_backend, used
 from .bank import bank_write
 from .bf16_products import bf16_products, has_bf16_products
@@ -62,6 +62,7 @@ __all__ = [
     "add_rms_norm",
     "announcing",
     "attention",
+    "attention_inputs",
     "bank_write",
     "bf16_products",
     "chosen",

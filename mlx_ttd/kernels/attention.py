@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from .backend import Mode, register, run
 from .kept_rows import KeptRows, plain
+from .norms import norm_rope
 
 # Rows of a prompt that the reference holds the scores of at a time.
 ATTENTION_BLOCK = 64
@@ -55,6 +56,35 @@ def _attention(
     return out.reshape(rows, -1).astype(q.dtype)
 
 
+def _attention_inputs(
+    q: mx.array,
+    k: mx.array,
+    q_norm: mx.array,
+    k_norm: mx.array,
+    eps: float,
+    dims: int,
+    theta: float,
+    offset: int | mx.array,
+) -> tuple[mx.array, mx.array, mx.array]:
+    q, gate = mx.split(q, 2, axis=-1)
+    return norm_rope(q, q_norm, eps, dims, theta, offset), gate, norm_rope(k, k_norm, eps, dims, theta, offset)
+
+
+def attention_inputs(
+    q: mx.array,
+    k: mx.array,
+    q_norm: mx.array,
+    k_norm: mx.array,
+    eps: float,
+    dims: int,
+    theta: float,
+    offset: int | mx.array,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Queries [T, nh, hd], their gates, and keys [T, nkv, hd], from q [T, nh, 2 hd], each head's query and then its
+    gate, and k [T, nkv, hd]. Queries and keys by `norm_rope` with q_norm and k_norm f32 [hd]."""
+    return run("attention_inputs", q, k, q_norm, k_norm, eps, dims, theta, offset)
+
+
 def attention(
     q: mx.array,
     keys: KeptRows,
@@ -74,3 +104,4 @@ def attention(
 
 
 register("attention", "reference", _attention)
+register("attention_inputs", "reference", _attention_inputs)

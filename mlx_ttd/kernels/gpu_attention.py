@@ -1,4 +1,4 @@
-"""Attention of single queries, and the norm and RoPE before it, on a GPU. Positions are arrays: graphs outlive them."""
+"""Attention of single queries, and what comes before it, on a GPU. Positions are arrays: graphs outlive them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from .gpu import FLOATS, SIMD_WIDTH, Text, constant, launch, require_dtype
 from .kept_rows import KeptRows
 
 HEADERS = ("packed_rows.h",)
-NORM_ROPE = Text("norm_rope", ("x", "w", "eps", "frequencies", "offset"), ("out",), HEADERS)
+INPUTS = Text(
+    "attention_inputs",
+    ("q", "k", "q_norm", "k_norm", "eps", "frequencies", "offset"),
+    ("queries", "gates", "keys"),
+    HEADERS,
+)
 KEPT = ("keys", "key_scales", "key_biases", "values", "value_scales", "value_biases")
 ATTENTION = Text("attention", ("x", *KEPT, "gate", "offset", "scale"), ("out",), (*HEADERS, "kept_rows.h"))
 NORM_SIMDGROUPS = 8
@@ -37,14 +42,34 @@ def _position(offset: int | mx.array) -> mx.array:
     return position(offset) if isinstance(offset, int) else offset
 
 
-def _norm_rope(x: mx.array, w: mx.array, eps: float, dims: int, theta: float, offset: int | mx.array) -> mx.array:
-    require_dtype("norm_rope", "x", x, *FLOATS)
-    require_dtype("norm_rope", "w", w, mx.float32)
-    rows, heads, width = x.shape
-    template = (("T", x.dtype), ("HEADS", heads), ("WIDTH", width), ("DIMS", dims), ("SIMDS", NORM_SIMDGROUPS))
-    inputs = [x, w, constant(eps), _frequencies(dims, theta), _position(offset)]
-    groups = (-(-rows * heads // NORM_SIMDGROUPS), 1, 1)
-    return launch(NORM_ROPE, inputs, template, groups, NORM_SIMDGROUPS, [(x.shape, x.dtype)])[0]
+def _inputs(
+    q: mx.array,
+    k: mx.array,
+    q_norm: mx.array,
+    k_norm: mx.array,
+    eps: float,
+    dims: int,
+    theta: float,
+    offset: int | mx.array,
+) -> tuple[mx.array, mx.array, mx.array]:
+    require_dtype("attention_inputs", "q", q, *FLOATS)
+    require_dtype("attention_inputs", "k", k, q.dtype)
+    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+        require_dtype("attention_inputs", name, norm, mx.float32)
+    (rows, heads, _), (_, kv_heads, width) = q.shape, k.shape
+    template = (
+        ("T", q.dtype),
+        ("HEADS", heads),
+        ("KV_HEADS", kv_heads),
+        ("WIDTH", width),
+        ("DIMS", dims),
+        ("SIMDS", NORM_SIMDGROUPS),
+    )
+    inputs = [q, k, q_norm, k_norm, constant(eps), _frequencies(dims, theta), _position(offset)]
+    groups = (-(-rows * (heads + kv_heads) // NORM_SIMDGROUPS), 1, 1)
+    outputs = [((rows, heads, width), q.dtype), ((rows, heads, width), q.dtype), (k.shape, q.dtype)]
+    queries, gates, keys = launch(INPUTS, inputs, template, groups, NORM_SIMDGROUPS, outputs)
+    return queries, gates, keys
 
 
 def _attention(
@@ -77,9 +102,11 @@ def _attention_fits(q: mx.array, keys: KeptRows, *rest: object) -> bool:
     return rest[-1] != "prefill" and q.shape[2] in WIDTHS
 
 
-def _rope_fits(x: mx.array, w: mx.array, eps: float, dims: int, theta: float, offset: int | mx.array) -> bool:
-    return x.shape[2] % SIMD_WIDTH == 0 and dims % (2 * SIMD_WIDTH) == 0
+def _inputs_fit(
+    q: mx.array, k: mx.array, q_norm: mx.array, k_norm: mx.array, eps: float, dims: int, *rest: object
+) -> bool:
+    return k.shape[2] % SIMD_WIDTH == 0 and dims % (2 * SIMD_WIDTH) == 0
 
 
-register("norm_rope", "gpu", _norm_rope, _rope_fits)
+register("attention_inputs", "gpu", _inputs, _inputs_fit)
 register("attention", "gpu", _attention, _attention_fits)

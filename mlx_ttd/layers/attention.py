@@ -33,11 +33,11 @@ class GatedAttention(nn.Module):
     def project(self, x: mx.array, offset: int | mx.array, mode: Mode) -> tuple[mx.array, ...]:
         """Queries and their gate [T, heads, head_dim], keys and values [T, kv_heads, head_dim] of x at `offset`."""
         spec = self.spec
-        rope = (spec.eps, spec.rope_dim, spec.rope_theta, offset)
-        q, gate = mx.split(self.q(x, mode).reshape(-1, spec.heads, 2 * spec.head_dim), 2, axis=-1)
+        q = self.q(x, mode).reshape(-1, spec.heads, 2 * spec.head_dim)
         pair = kernels.linear_pair(x, self.k.packed, self.v.packed, mode)
         k, v = (rows.reshape(-1, spec.kv_heads, spec.head_dim) for rows in pair)
-        return kernels.norm_rope(q, self.q_norm, *rope), gate, kernels.norm_rope(k, self.k_norm, *rope), v
+        rope = (spec.eps, spec.rope_dim, spec.rope_theta, offset)
+        return (*kernels.attention_inputs(q, k, self.q_norm, self.k_norm, *rope), v)
 
     def attend(
         self, q: mx.array, gate: mx.array, keys: KeptRows, values: KeptRows, offset: int | mx.array, mode: Mode

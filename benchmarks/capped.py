@@ -29,7 +29,7 @@ from mlx_ttd.streaming import parse_size
 
 SHAPE, EXPERTS, LAYERS = "qwen3.6-35b-a3b", 256, (4, 8)
 PROMPTS, STEPS, CONTEXT = (512, 2048), 32, 2560
-SHARE, MARGIN = 0.68, 300_000_000
+SHARE, MARGIN = 0.68, 150_000_000
 Found = dict[str, dict[str, list[float]]]
 
 

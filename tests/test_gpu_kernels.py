@@ -357,9 +357,11 @@ def test_a_row_of_a_product_depends_on_no_other_row_and_no_window(simulated: Non
 
 
 @needs_sim
-@pytest.mark.parametrize("cols", [256, 2048])
-def test_the_long_product_equals_the_short_one(simulated: None, monkeypatch: pytest.MonkeyPatch, cols: int) -> None:
-    x, w = numbers(1, 1, cols), packed(2, 300, cols, 4, 64)
+@pytest.mark.parametrize(
+    "w", [packed(2, 300, 256, 4, 64), packed(2, 300, 2048, 4, 64), Weight(numbers(2, 300, 200, dtype=mx.bfloat16))]
+)
+def test_the_long_product_equals_the_short_one(simulated: None, monkeypatch: pytest.MonkeyPatch, w: Weight) -> None:
+    x = numbers(1, 1, w.weight.shape[1] * (1 if w.mode == "plain" else 32 // w.bits))
     short = kernels.head(x, w, None, "decode")
     monkeypatch.setattr(gpu_linear, "THREADGROUPS", 1)
     gpu_linear.matvec.cache_clear()

@@ -51,7 +51,7 @@ def matvec(
     text = MATVEC_LONG if single and rows >= LONG * tile * THREADGROUPS else MATVEC
     steps = 2 if text is MATVEC_LONG else chunks // lanes
     a_lane = 1
-    while 2 * a_lane * steps <= CHUNKS_IN_FLIGHT and rows >= a_lane * tile * THREADGROUPS:
+    while 2 * a_lane <= min(lanes, CHUNKS_IN_FLIGHT // steps) and rows >= a_lane * tile * THREADGROUPS:
         a_lane *= 2
     template = (
         ("O", out),

@@ -363,6 +363,7 @@ def test_a_row_of_a_product_depends_on_no_other_row_and_no_window(simulated: Non
 def test_the_long_product_equals_the_short_one(simulated: None, monkeypatch: pytest.MonkeyPatch, w: Weight) -> None:
     x = numbers(1, 1, w.weight.shape[1] * (1 if w.mode == "plain" else 32 // w.bits))
     short = kernels.head(x, w, None, "decode")
+    monkeypatch.setattr(gpu_linear, "LONG", 1)
     monkeypatch.setattr(gpu_linear, "THREADGROUPS", 1)
     gpu_linear.matvec.cache_clear()
     with metal_sim.options() as runs:

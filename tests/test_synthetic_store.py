@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mlx_ttd
-from benchmarks import block, synthetic_store
+from benchmarks import block, gpu_model, synthetic_store
 from benchmarks.llama_cpp_peer import entries
 from benchmarks.synthetic_store import read_shape, write_store
 from mlx_ttd.errors import ConversionError
@@ -137,3 +137,10 @@ def test_a_block_states_machine_options_and_results(tmp_path: Path, capsys: pyte
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["results"] == {"name.ratio": 1.5}
     assert written["machine"]["mlx"]
+
+
+def test_the_model_of_the_gpu_benchmark_runs(shape: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_model, "STEPS", 3)
+    model = gpu_model.our_model(model_spec(read_shape(str(shape), 4)))
+    found = gpu_model.our_round(model, np.arange(9))
+    assert len(found.tokens) == len(found.steps) == 3

@@ -51,8 +51,7 @@ FN void multiply_down(thread float (&sums)[ROWS], const device uint4* codes, con
     read_row<INTER, BITS, GROUP, LANES, STEPS>(rows[r], codes, scales, biases, row, lane);
     sums[r] = 0.0f;
   }
-  // Compilers would move these loads down to where their values are used.
-  simdgroup_barrier(mem_flags::mem_none);
+  hold_loads();
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
     Chunk<BITS> chunk;

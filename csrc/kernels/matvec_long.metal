@@ -31,8 +31,7 @@ for (uint tile = begin; tile < rows; tile += apart) {
     const bool last = step + 1 == STEPS;
     read_rows<COLS, BITS, GROUP, LANES>(row[(step + 1) % 2], (const device uint4*)w, scales, biases,
                                         last ? next : first, last ? lane : lane + (step + 1) * LANES);
-    // Compilers would move the loads down to where their values are used.
-    simdgroup_barrier(mem_flags::mem_none);
+    hold_loads();
     Chunk<BITS> chunk;
     read_staged<BITS, CHUNKS>(chunk, staged, sums, lane + step * LANES);
 #pragma unroll

@@ -82,6 +82,9 @@ FN void read_row(thread Row<STEPS>& row, const device uint4* codes, const device
   }
 }
 
+// Compilers would move loads down to where their values are used; past this they do not.
+FN void hold_loads() { simdgroup_barrier(mem_flags::mem_none); }
+
 // Chunk number `lane` of the rows first, first + SPAN, ...
 template <int COLS, int BITS, int GROUP, int LANES, int ROWS, typename S>
 FN void read_rows(thread Row<1> (&row)[ROWS], const device uint4* codes, const device S* scales, const device S* biases,

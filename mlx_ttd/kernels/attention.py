@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 from .backend import Mode, register, run
@@ -57,17 +59,10 @@ def _attention(
 
 
 def _attention_inputs(
-    q: mx.array,
-    k: mx.array,
-    q_norm: mx.array,
-    k_norm: mx.array,
-    eps: float,
-    dims: int,
-    theta: float,
-    offset: int | mx.array,
+    q: mx.array, k: mx.array, q_norm: mx.array, k_norm: mx.array, *rope: Any
 ) -> tuple[mx.array, mx.array, mx.array]:
     q, gate = mx.split(q, 2, axis=-1)
-    return norm_rope(q, q_norm, eps, dims, theta, offset), gate, norm_rope(k, k_norm, eps, dims, theta, offset)
+    return norm_rope(q, q_norm, *rope), gate, norm_rope(k, k_norm, *rope)
 
 
 def attention_inputs(

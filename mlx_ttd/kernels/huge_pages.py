@@ -42,9 +42,8 @@ def in_huge_pages(array: mx.array) -> None:
     length = (data.ctypes.data + data.nbytes - start) // size * size
     if length <= 0:
         return
-    # Linux collapses on request since 6.1, unless a page is busy just then; before, it may do so in time where it is
-    # advised to.
+    # Linux collapses on request since 6.1; before, it may do so in time where it is advised to.
     madvise = ctypes.CDLL(None).madvise
-    for advice in (MADV_COLLAPSE, MADV_COLLAPSE, MADV_HUGEPAGE):
+    for advice in (MADV_COLLAPSE, MADV_HUGEPAGE):
         if madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice) == 0:
             return

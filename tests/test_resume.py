@@ -18,19 +18,19 @@ from mlx_ttd.store.journal import Journal
 
 # Dies by SIGKILL at its n-th system call that changes the disk, before the call (an even n) or after it.
 KILLED = """
-import os, signal, sys
+import itertools, os, signal, sys
 from mlx_ttd.store import convert
 
-left = int(sys.argv[3])
+last = int(sys.argv[3])
+count = itertools.count(1)  # its next is one step of the interpreter, so no two threads get one number
 
 def dying(call):
     def wrapped(*arguments, **keywords):
-        global left
-        left -= 1
-        if left == 0 and int(sys.argv[3]) % 2 == 0:
+        number = next(count)
+        if number == last and last % 2 == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         found = call(*arguments, **keywords)
-        if left == 0:
+        if number == last:
             os.kill(os.getpid(), signal.SIGKILL)
         return found
     return wrapped
@@ -38,7 +38,7 @@ def dying(call):
 for name in ("pwrite", "fsync", "replace", "rename", "rmdir", "unlink", "mkdir"):
     setattr(os, name, dying(getattr(os, name)))
 convert(sys.argv[1], sys.argv[2])
-print("calls", int(sys.argv[3]) - left)
+print("calls", next(count) - 1)
 """
 
 

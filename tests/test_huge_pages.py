@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlx_ttd import kernels
-from mlx_ttd.kernels.huge_pages import huge_page_bytes
+from mlx_ttd.kernels import huge_pages
+from mlx_ttd.kernels.huge_pages import MADV_COLLAPSE, MADV_HUGEPAGE, huge_page_bytes
 
 
 def huge_bytes_at(address: int) -> int:
@@ -40,3 +43,40 @@ def test_a_large_array_lies_in_huge_pages() -> None:
     mx.eval(array)
     kernels.in_huge_pages(array)
     assert huge_bytes_at(np.array(array, copy=False).ctypes.data + array.nbytes // 2) >= 2 * huge_page_bytes()
+
+
+@pytest.mark.skipif(not huge_page_bytes(), reason="needs huge pages")
+def test_a_passing_refusal_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([errno.ENOMEM] * 70 + [errno.EAGAIN, 0])
+    asked = []
+    monkeypatch.setattr(huge_pages, "BYTES_PER_SECOND", 1.0)
+    monkeypatch.setattr(huge_pages, "_advise", lambda *call: asked.append(call) or next(answers))
+    array = mx.zeros(2 * huge_page_bytes(), mx.uint8)
+    mx.eval(array)
+    kernels.in_huge_pages(array)
+    assert len(asked) == 72
+    assert len(set(asked)) == 1
+
+
+@pytest.mark.skipif(not huge_page_bytes(), reason="needs huge pages")
+def test_one_refused_page_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, moved, advised = huge_page_bytes(), [], []
+
+    def across_two_mappings(address: int, length: int, advice: int) -> int:
+        if advice == MADV_HUGEPAGE:
+            advised.append((address, length))
+            return 0
+        assert advice == MADV_COLLAPSE
+        if address <= second < address + length:
+            return errno.EINVAL
+        moved.append(address)
+        return 0
+
+    array = mx.zeros(5 * size, mx.uint8)
+    mx.eval(array)
+    first = -(-np.array(array, copy=False).ctypes.data // size) * size
+    second = first + size
+    monkeypatch.setattr(huge_pages, "_advise", across_two_mappings)
+    kernels.in_huge_pages(array)
+    assert moved[:3] == [first, first + 2 * size, first + 3 * size]
+    assert [address for address, _ in advised] == [first]

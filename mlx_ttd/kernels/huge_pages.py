@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +16,10 @@ from .backend import device_kind
 
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
+# A page is just being moved, or no huge page is free. Where page cache fills memory Linux makes more by compaction, but
+# takes that up at every 64th request at the latest: asking on is what helps.
+PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EBUSY)
+BYTES_PER_SECOND = 1e9  # asking may take as long as reading the bytes from a disk does
 
 
 @cache
@@ -39,11 +45,23 @@ def in_huge_pages(array: mx.array) -> None:
         return
     data = np.array(array.view(mx.uint8), copy=False)
     start = -(-data.ctypes.data // size) * size
-    length = (data.ctypes.data + data.nbytes - start) // size * size
-    if length <= 0:
-        return
+    stop = (data.ctypes.data + data.nbytes) // size * size
     # Linux collapses on request since 6.1; before, it may do so in time where it is advised to.
-    madvise = ctypes.CDLL(None).madvise
-    for advice in (MADV_COLLAPSE, MADV_HUGEPAGE):
-        if madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice) == 0:
-            return
+    patience = time.monotonic() + 0.02 + array.nbytes / BYTES_PER_SECOND
+    if _collapse(start, stop - start, patience):
+        # A request ends at its first refusal, and the huge page that lies across two mappings is always refused.
+        refusals = [_collapse(page, size, patience) for page in range(start, stop, size)]
+        if any(refusals):
+            _advise(start, stop - start, MADV_HUGEPAGE)
+
+
+def _collapse(address: int, length: int, patience: float) -> int:
+    while (refusal := _advise(address, length, MADV_COLLAPSE)) in PASSING and time.monotonic() < patience:
+        pass
+    return refusal
+
+
+def _advise(address: int, length: int, advice: int) -> int:
+    """0, or the system's reason (an errno) for refusing the advice."""
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    return ctypes.get_errno() if madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice) else 0

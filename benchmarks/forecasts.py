@@ -36,7 +36,7 @@ def planned(head_bits: int | None) -> Store:
 
 def table() -> list[str]:
     """Rows of markdown: tok/s with a bf16 and with a 4-bit head."""
-    stores, options = [planned(bits) for bits in (None, 4)], make_options({"dtype": "bfloat16"})
+    stores, options = [planned(bits) for bits in (None, 4)], make_options({})
     rows = [f"| {' | '.join(COLUMNS)} | first token (bf16 head) |", "|---" * (len(COLUMNS) + 1) + "|"]
     for name, gigabytes in ASKED:
         machine = machine_named(name)

@@ -12,14 +12,18 @@ from .streaming import Division, auto_budget, divide, parse_size
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 
 
-def residual_dtype(options: Options) -> mx.Dtype:
-    own = "float32" if kernels.device_kind() == "cpu" else "bfloat16"
+def residual_dtype(options: Options, on_gpu: bool | None = None) -> mx.Dtype:
+    own = "bfloat16" if _computes_on_gpu(on_gpu) else "float32"
     return DTYPES[own if options.dtype == "auto" else options.dtype]
 
 
-def _attention_scores() -> bool:
+def _computes_on_gpu(told: bool | None) -> bool:
+    return kernels.device_kind() != "cpu" if told is None else told
+
+
+def _attention_scores(on_gpu: bool | None) -> bool:
     """Whether a prompt's attention holds a block's scores over all keys, as all but the native one does."""
-    return kernels.chosen("attention") != "native"
+    return _computes_on_gpu(on_gpu) or kernels.chosen("attention") != "native"
 
 
 def total_bytes(memory: str | int) -> int:
@@ -27,12 +31,18 @@ def total_bytes(memory: str | int) -> int:
     return auto_budget() if memory == "auto" else parse_size(memory)
 
 
-def divide_budget(store: Store, options: Options, context: int, total: int | None = None) -> Division:
-    """How `total` bytes, by default `options.memory`, are divided for `store`. BudgetError names the least budget."""
+def divide_budget(
+    store: Store, options: Options, context: int, total: int | None = None, on_gpu: bool | None = None
+) -> Division:
+    """How `total` bytes, by default `options.memory`, are divided for `store`. BudgetError names the least budget.
+
+    on_gpu: whether a GPU computes, for another machine than this one.
+    """
     if total is None:
         total = total_bytes(options.memory)
-    dtype = residual_dtype(options)
+    dtype = residual_dtype(options, on_gpu)
     held = state.state_bytes(store.spec, context, dtype.size, options.kv_bits)
     chunk = -(-options.prefill_chunk // kernels.BLOCK) * kernels.BLOCK
     mark = store.spec.recurrent_bytes(dtype.size)
-    return divide(store, total, held, context, dtype.size, _attention_scores(), chunk, options.slots, mark)
+    scores = _attention_scores(on_gpu)
+    return divide(store, total, held, context, dtype.size, scores, chunk, options.slots, mark)

@@ -69,6 +69,7 @@ class LLM:
             "store": store.digest,
             "dtype": str(residual_dtype(options)),
             "kv_bits": str(options.kv_bits),
+            "matmul": options.matmul,
             "version": __version__,
         }
         self._running: Running | None = None

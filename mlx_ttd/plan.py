@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import comb, prod
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from .allocation import divide_budget
 from .errors import BudgetError, OptionError
 from .hit_rate import Curve, hit_rate, measured_curve
-from .kernels import device_kind
 from .machine import Machine, machine_named
 from .options import Options, make_options
 from .probe_machine import probe
@@ -173,7 +172,8 @@ def forecast(
     spec = store.spec
     context = min(options.context, spec.max_context)
     try:
-        division = divide_budget(store, options, context, memory)
+        # Described machines are Macs.
+        division = divide_budget(store, options, context, memory, on_gpu=None if machine.source == "probed" else True)
     except BudgetError as error:
         least = error.least_bytes or 0
         return Forecast(str(store.path), machine, memory, least, False, 0, spec.experts, 0, 0, 0, {}, 0, 0, 0, 0)
@@ -222,6 +222,4 @@ def plan(
     else:
         machine = machine_named(machine) if isinstance(machine, str) else machine
         total = int(machine.memory_bytes / 2) if memory == "auto" else parse_size(memory)
-        if chosen.dtype == "auto" and device_kind() == "cpu" and machine.source != "probed":
-            chosen = replace(chosen, dtype="bfloat16")
     return forecast(store, chosen, machine, total, prompt_tokens, hit_rates, wanted_tok_s)

@@ -11,7 +11,7 @@ from native_cases import as_float64, exact_contributions, random_bank, random_ch
 
 import mlx_ttd
 from mlx_ttd import kernels
-from mlx_ttd.errors import KernelError
+from mlx_ttd.errors import KernelError, StateError
 from mlx_ttd.kernels.native import extension
 from mlx_ttd.spec import Quantisation, record_layout
 
@@ -104,6 +104,16 @@ def test_a_model_with_them_gives_the_same_bits_for_every_chunk():
         exact = llm.generate("And it came to pass in those days, that " * 40, max_tokens=8)
     assert len(found) == 1
     assert exact.logits_digest not in found.pop()
+
+
+@needs_tiles
+def test_a_state_made_with_them_is_told_from_an_exact_one(tmp_path):
+    path = tmp_path / "state.safetensors"
+    with mlx_ttd.load("demo", "150MB", matmul="bf16") as llm:
+        llm.generate("And it came to pass", max_tokens=2)
+        llm.save_state(path)
+    with mlx_ttd.load("demo", "150MB") as exact, pytest.raises(StateError, match="matmul"):
+        exact.restore_state(path)
 
 
 def test_where_they_cannot_be_had_loading_says_so(monkeypatch):

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import mlx_ttd
 from benchmarks.synthetic_store import plan_store, read_shape
+from mlx_ttd import kernels
 from mlx_ttd.allocation import divide_budget
 from mlx_ttd.bench import bench, sweep
 from mlx_ttd.cli import app
@@ -50,6 +51,14 @@ def test_a_fixed_bank_keeps_its_room_however_large_the_chunk_could_be() -> None:
         division = divide_budget(store, options, 4096, refused.value.least_bytes + spare)
         given = division.resident + division.state + division.mark + division.scratch + ALLOCATOR_RESERVE
         assert given + division.slots * strides <= division.total
+
+
+def test_a_plan_for_a_mac_divides_its_memory_as_a_mac_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = at(4e9)
+    monkeypatch.setattr(kernels, "device_kind", lambda: "metal")
+    monkeypatch.setattr(kernels, "chosen", lambda op: "reference")
+    division = divide_budget(whole_model(16), make_options({}), make_options({}).context, int(4e9))
+    assert (here.slots, here.least_bytes) == (division.slots, division.least)
 
 
 def at(memory: float, machine: Machine | None = None, **options) -> Forecast:

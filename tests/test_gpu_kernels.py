@@ -152,6 +152,12 @@ def router_call(tokens: int, experts: int, k: int) -> Call:
     return lambda: kernels.router(x, w, k, "decode")
 
 
+def route_call(tokens: int, experts: int, k: int) -> Call:
+    x, y, norm = numbers(1, tokens, 256), numbers(2, tokens, 256), numbers(3, 256)
+    w = Weight(numbers(5, experts, 256))
+    return lambda: kernels.route(x, y, norm, 1e-6, w, k, "decode")
+
+
 def attention_call(tokens: int, offset: int, head_dim: int, gated: bool = True) -> Call:
     q, gate = numbers(1, tokens, 4, head_dim), numbers(2, tokens, 4, head_dim)
     keys, values = (numbers(key, 2, offset + tokens + 5, head_dim) for key in (3, 4))
@@ -200,6 +206,8 @@ CASES: dict[str, Call] = {
     "router of 16": router_call(3, 16, 4),
     "router of 512": router_call(2, 512, 10),
     "router of 40 T=1": router_call(1, 40, 8),
+    "route T=1": route_call(1, 40, 8),
+    "route of 256": route_call(3, 256, 8),
     "attention of one key": attention_call(1, 0, 64),
     "attention": attention_call(3, 150, 64, gated=False),
     "attention of wide heads": attention_call(1, 70, 256),
@@ -225,7 +233,8 @@ CASES: dict[str, Call] = {
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch):
-    """Launches go to the simulated GPU."""
+    """Launches go to the simulated GPU, which routes in one as CUDA does."""
+    monkeypatch.setattr(gpu_router, "in_one_launch", lambda tokens: True)
     monkeypatch.setattr(mx.fast, "metal_kernel", metal_sim.metal_kernel)
     monkeypatch.setattr(gpu, "device_kind", lambda: "metal")
     gpu._compiled.cache_clear()
@@ -308,6 +317,7 @@ CUDA_CASES = (
         "gated_delta T=1",
         "router of 512",
         "router of 40 T=1",
+        "route T=1",
         "rms_norm",
     ),
     *("attention_inputs", "attention", "attention on codes"),
@@ -437,14 +447,14 @@ def test_gated_delta_is_bit_equal_for_every_split(simulated: None, split: int) -
 
 @needs_sim
 @pytest.mark.parametrize("experts", [40, 256])
-def test_the_router_in_one_launch_equals_that_in_two(
-    simulated: None, monkeypatch: pytest.MonkeyPatch, experts: int
-) -> None:
-    x, w = numbers(1, 1, 256, dtype=mx.bfloat16), Weight(numbers(5, experts, 256, dtype=mx.bfloat16))
-    two = kernels.router(x, w, 8, "decode")
-    monkeypatch.setattr(gpu_router, "in_one_launch", lambda tokens: True)
+@pytest.mark.parametrize("width", [256, 1152])
+def test_routing_in_one_launch_equals_its_operations(simulated: None, experts: int, width: int) -> None:
+    x, y = numbers(1, 1, width, dtype=mx.bfloat16), numbers(2, 1, width, dtype=mx.bfloat16)
+    norm, w = numbers(3, width), Weight(numbers(5, experts, width, dtype=mx.bfloat16))
+    total, normed = kernels.add_rms_norm(x, y, norm, 1e-6)
+    apart = (total, normed, *kernels.router(normed, w, 8, "decode"))
     with metal_sim.options() as runs:
-        for one, same in zip(kernels.router(x, w, 8, "decode"), two, strict=True):
+        for one, same in zip(kernels.route(x, y, norm, 1e-6, w, 8, "decode"), apart, strict=True):
             assert mx.array_equal(one, same)
     assert len(runs) == 1
 

@@ -145,13 +145,13 @@ def test_a_tie_that_goes_to_the_highest_id_is_a_router_difference(tmp_path, monk
     monkeypatch.setattr(ResidentWeights, "packed", flat)
     own = record(tmp_path / "own")
     assert (own.arrays["0.router.ids"] == np.arange(4)).all()
-    router = kernels.router
+    route = kernels.route
 
-    def highest(x, w, k, mode):
-        ids, weights = router(x, kernels.Weight(w.weight[::-1]), k, mode)
-        return mx.sort(w.rows - 1 - ids, axis=-1), weights[:, ::-1]
+    def highest(x, y, norm, eps, w, k, mode):
+        routed = route(x, y, norm, eps, kernels.Weight(w.weight[::-1]), k, mode)
+        return routed._replace(ids=mx.sort(w.rows - 1 - routed.ids, axis=-1), weights=routed.weights[:, ::-1])
 
-    monkeypatch.setattr(kernels, "router", highest)
+    monkeypatch.setattr(kernels, "route", highest)
     found = first_difference(own, record(tmp_path / "faulty"))
     assert (found.layer, found.quantity) == (0, "router.ids")
 

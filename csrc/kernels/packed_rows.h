@@ -36,24 +36,29 @@ FN float rows_sum(thread float (&total)[ROWS], uint lane) {
   return total[0];
 }
 
-// The activation x[COLS] as float4 [quad of a chunk][chunk], one chunk of padding a quad against bank conflicts, and
-// the sum of x over each chunk.
-template <int COLS, int BITS, int THREADS, typename T>
-FN void stage(const device T* x, threadgroup float4* staged, threadgroup float* sums, uint index) {
+// Four activations from channel 4 * i on, each times in_place_scale, to float4 [quad of a chunk][chunk], one chunk of
+// padding a quad against bank conflicts, and the sum over each chunk. Lanes with consecutive i take part together.
+template <int COLS, int BITS>
+FN void stage_quad(float4 v, uint i, bool inside, threadgroup float4* staged, threadgroup float* sums) {
   constexpr int QUADS = 32 / BITS;
   constexpr int CHUNKS = COLS / 4 / QUADS;
+  const float sum = lanes_sum<QUADS>(add_rn(add_rn(v.x, v.y), add_rn(v.z, v.w)));
+  if (inside) {
+    staged[i % QUADS * (CHUNKS + 1) + i / QUADS] =
+        quad_of(mul_rn(v.x, in_place_scale<BITS>(0)), mul_rn(v.y, in_place_scale<BITS>(1)),
+                mul_rn(v.z, in_place_scale<BITS>(2)), mul_rn(v.w, in_place_scale<BITS>(3)));
+    if (i % QUADS == 0) sums[i / QUADS] = sum;
+  }
+}
+
+// The activation x[COLS], by THREADS threads of which this is number `index`.
+template <int COLS, int BITS, int THREADS, typename T>
+FN void stage(const device T* x, threadgroup float4* staged, threadgroup float* sums, uint index) {
 #pragma unroll
   for (int round = 0; round < (COLS / 4 + THREADS - 1) / THREADS; ++round) {
     const uint i = index + round * THREADS;
     const bool inside = COLS / 4 % THREADS == 0 || i < uint(COLS / 4);
-    const float4 v = inside ? load4(x + 4 * i) : quad_of(0.0f, 0.0f, 0.0f, 0.0f);
-    const float sum = lanes_sum<QUADS>(add_rn(add_rn(v.x, v.y), add_rn(v.z, v.w)));
-    if (inside) {
-      staged[i % QUADS * (CHUNKS + 1) + i / QUADS] =
-          quad_of(mul_rn(v.x, in_place_scale<BITS>(0)), mul_rn(v.y, in_place_scale<BITS>(1)),
-                  mul_rn(v.z, in_place_scale<BITS>(2)), mul_rn(v.w, in_place_scale<BITS>(3)));
-      if (i % QUADS == 0) sums[i / QUADS] = sum;
-    }
+    stage_quad<COLS, BITS>(inside ? load4(x + 4 * i) : quad_of(0.0f, 0.0f, 0.0f, 0.0f), i, inside, staged, sums);
   }
 }
 

@@ -43,7 +43,7 @@ from .native import extension as native_extension
 from .native import native_status
 from .norms import add_rms_norm, gated_rms_norm, norm_rope, rms_norm
 from .quantize import quantize
-from .router import router
+from .router import Routed, route, router
 from .top import top
 from .weight import Weight
 from .work import compiled, counting
@@ -94,6 +94,7 @@ __all__ = [
     "quantize",
     "require_simd_width",
     "rms_norm",
+    "route",
     "router",
     "rows_parts",
     "set_backend",

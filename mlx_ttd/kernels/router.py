@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import mlx.core as mx
 
 from .backend import Mode, register, run
 from .linear import linear
+from .norms import add_rms_norm
 from .weight import Weight
+
+
+class Routed(NamedTuple):
+    """total = x + y and its norm, [T, H] in x's dtype; the norm's ids int32 [T, k] ascending and weights f32 [T, k]."""
+
+    total: mx.array
+    normed: mx.array
+    ids: mx.array
+    weights: mx.array
 
 
 def _router(x: mx.array, w: Weight, k: int, mode: Mode) -> tuple[mx.array, mx.array]:
@@ -20,6 +32,11 @@ def _router(x: mx.array, w: Weight, k: int, mode: Mode) -> tuple[mx.array, mx.ar
     return ids, weights / total
 
 
+def _route(x: mx.array, y: mx.array, norm: mx.array, eps: float, w: Weight, k: int, mode: Mode) -> Routed:
+    total, normed = add_rms_norm(x, y, norm, eps)
+    return Routed(total, normed, *router(normed, w, k, mode))
+
+
 def router(x: mx.array, w: Weight, k: int, mode: Mode) -> tuple[mx.array, mx.array]:
     """The k most probable of w's E experts for each row of x [T, H]: ids int32 [T, k] ascending, weights f32 [T, k].
 
@@ -28,4 +45,10 @@ def router(x: mx.array, w: Weight, k: int, mode: Mode) -> tuple[mx.array, mx.arr
     return run("router", x, w, k, mode)
 
 
+def route(x: mx.array, y: mx.array, norm: mx.array, eps: float, w: Weight, k: int, mode: Mode) -> Routed:
+    """add_rms_norm of x and y [T, H] by norm f32 [H], and then router: bit for bit those two."""
+    return run("route", x, y, norm, eps, w, k, mode)
+
+
 register("router", "reference", _router)
+register("route", "reference", _route)

@@ -95,12 +95,13 @@ class MoE(nn.Module):
         self.shared = SwiGLU(weights, prefix + "shared.")
         self.shared_scale = weights.linear(prefix + "shared.scale")
 
-    def route(self, x: mx.array, mode: Mode) -> tuple[mx.array, mx.array]:
-        """Expert ids int32 [T, k] ascending and weights f32 [T, k] for x [T, H]."""
-        ids, weights = kernels.router(x, self.router.packed, self.top_k, mode)
-        note(self.layer, "router.ids", ids, weights)
-        note(self.layer, "router.weights", weights)
-        return ids, weights
+    def route(self, x: mx.array, mixed: mx.array, norm: mx.array, eps: float, mode: Mode) -> kernels.Routed:
+        """x [T, H] plus what the mixer gave, its norm, and the experts chosen for that."""
+        routed = kernels.route(x, mixed, norm, eps, self.router.packed, self.top_k, mode)
+        note(self.layer, "post_norm", routed.normed)
+        note(self.layer, "router.ids", routed.ids, routed.weights)
+        note(self.layer, "router.weights", routed.weights)
+        return routed
 
     @property
     def shared_weights(self) -> kernels.SharedExpert:
@@ -119,9 +120,9 @@ class MoE(nn.Module):
         note(self.layer, "experts", out)
         return out
 
-    def __call__(self, residual: mx.array, x: mx.array, mode: Mode) -> mx.array:
-        """residual [T, H] plus the experts of normed rows x [T, H]."""
-        ids, weights = self.route(x, mode)
+    def __call__(self, routed: kernels.Routed, mode: Mode) -> mx.array:
+        """The rows' total plus the experts chosen for their norm."""
+        residual, x, ids, weights = routed
         if mode != "prefill" and not watched():
             lease = self.experts.provider.resident(self.layer, ids)
             if lease is not None:

@@ -45,26 +45,20 @@ class DecoderLayer(nn.Module):
         """x [T, H] in, [T, H] out; `state` moves on by T."""
         if mode == "prefill":
             return self._prefill(x, state)
-        x, inner = self.mix(x, state, mode)
-        x = self._feed_forward(x, inner, mode)
+        x = self._feed_forward(x, self.mix(x, state, mode), mode)
         note(self.index, "hidden", x)
         return x
 
-    def mix(self, x: mx.array, state: LayerState, mode: Mode) -> tuple[mx.array, mx.array]:
-        """x after the mixer, and its norm for the experts."""
+    def mix(self, x: mx.array, state: LayerState, mode: Mode) -> mx.array:
+        """What the mixer adds to x."""
         mixed = self.mixer(self.input_normed(x), state, mode)
         note(self.index, self.kind, mixed)
-        return self.add_normed(x, mixed)
+        return mixed
 
     def input_normed(self, x: mx.array) -> mx.array:
         normed = kernels.rms_norm(x, self.input_norm, self.eps)
         note(self.index, "input_norm", normed)
         return normed
-
-    def add_normed(self, x: mx.array, mixed: mx.array) -> tuple[mx.array, mx.array]:
-        x, normed = kernels.add_rms_norm(x, mixed, self.post_norm, self.eps)
-        note(self.index, "post_norm", normed)
-        return x, normed
 
     def guess_choice_of(self, following: DecoderLayer) -> None:
         """Let this layer's experts guess those of the next: its router, on this layer's rows under its own norm."""
@@ -74,31 +68,40 @@ class DecoderLayer(nn.Module):
         scale = mx.where(self.post_norm == 0, 0, following.post_norm / self.post_norm)
         self.mlp.experts.guess_next = lambda x: kernels.router((x * scale).astype(x.dtype), router, top_k, "verify")[0]
 
-    def _feed_forward(self, residual: mx.array, x: mx.array, mode: Mode) -> mx.array:
+    def route(self, x: mx.array, mixed: mx.array, mode: Mode) -> kernels.Routed:
+        """x plus what the mixer gave, its norm, and the experts chosen for that."""
+        assert isinstance(self.mlp, MoE)
+        return self.mlp.route(x, mixed, self.post_norm, self.eps, mode)
+
+    def _feed_forward(self, x: mx.array, mixed: mx.array, mode: Mode) -> mx.array:
         if isinstance(self.mlp, MoE):
-            return self.mlp(residual, x, mode)
-        out = self.mlp(x, mode)
+            return self.mlp(self.route(x, mixed, mode), mode)
+        x, normed = kernels.add_rms_norm(x, mixed, self.post_norm, self.eps)
+        note(self.index, "post_norm", normed)
+        out = self.mlp(normed, mode)
         note(self.index, "mlp", out)
-        return residual + out
+        return x + out
 
     def _prefill(self, x: mx.array, state: LayerState) -> mx.array:
         # Only x, the normed rows and the experts' sum span the chunk; everything else lives for one block.
         mode: Mode = "prefill"
-        mixed, normed, shared, ids, weights = [], [], [], [], []
+        totals, normed, shared, ids, weights = [], [], [], [], []
         for start, stop in blocks(state.offset, x.shape[0], state.mark_at):
-            rows, inner = self.mix(x[start:stop], state, mode)
+            rows = x[start:stop]
+            mixed = self.mix(rows, state, mode)
             if isinstance(self.mlp, MoE):
-                chosen, weight = self.mlp.route(inner, mode)
-                shared.append(self.mlp.shared_output(inner, mode))
-                normed.append(inner)
-                ids.append(chosen)
-                weights.append(weight)
-                mx.eval(rows, state.state, shared[-1], inner, chosen, weight)
+                routed = self.route(rows, mixed, mode)
+                rows = routed.total
+                shared.append(self.mlp.shared_output(routed.normed, mode))
+                normed.append(routed.normed)
+                ids.append(routed.ids)
+                weights.append(routed.weights)
+                mx.eval(routed, state.state, shared[-1])
             else:
-                rows = self._feed_forward(rows, inner, mode)
+                rows = self._feed_forward(rows, mixed, mode)
                 mx.eval(rows, state.state)
-            mixed.append(rows)
-        x = mx.concatenate(mixed)
+            totals.append(rows)
+        x = mx.concatenate(totals)
         if isinstance(self.mlp, MoE):
             rows, chosen, weight = mx.concatenate(normed), mx.concatenate(ids), mx.concatenate(weights)
             x = x + self.mlp.with_experts(rows, chosen, weight, mx.concatenate(shared), mode)

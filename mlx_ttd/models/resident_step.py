@@ -67,8 +67,8 @@ class ResidentStep:
         self, x: mx.array, conv: mx.array, recurrent: mx.array, records: mx.array, slot_of: mx.array
     ) -> tuple[mx.array, ...]:
         state: Any = PassingState(conv, recurrent)
-        x, inner = self.layer.mix(x, state, "decode")
-        return *self._feed_forward(x, inner, records, slot_of), state.conv, state.recurrent
+        mixed = self.layer.mix(x, state, "decode")
+        return *self._feed_forward(x, mixed, records, slot_of), state.conv, state.recurrent
 
     def _trace_project(self, x: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
         attention: Any = self.layer.mixer
@@ -86,15 +86,15 @@ class ResidentStep:
         slot_of: mx.array,
     ) -> tuple[mx.array, ...]:
         attention: Any = self.layer.mixer
-        x, inner = self.layer.add_normed(x, attention.attend(q, gate, keys, values, offset, "decode"))
-        return self._feed_forward(x, inner, records, slot_of)
+        mixed = attention.attend(q, gate, keys, values, offset, "decode")
+        return self._feed_forward(x, mixed, records, slot_of)
 
     def _feed_forward(
-        self, x: mx.array, inner: mx.array, records: mx.array, slot_of: mx.array
+        self, x: mx.array, mixed: mx.array, records: mx.array, slot_of: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """x after the layer's experts of its norm, and the experts chosen."""
+        """x plus what the mixer gave and the layer's experts, and the experts chosen."""
         moe = self.layer.mlp
         assert isinstance(moe, MoE)
-        ids, weights = moe.route(inner, "decode")
+        total, inner, ids, weights = self.layer.route(x, mixed, "decode")
         lease = Lease(records, slot_of, lambda after: None, np.arange(slot_of.size))
-        return kernels.moe(x, inner, lease, ids, weights, moe.experts.layout, moe.shared_weights, "decode"), ids
+        return kernels.moe(total, inner, lease, ids, weights, moe.experts.layout, moe.shared_weights, "decode"), ids

@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from . import kernels, state
 from .options import Options
+from .spec import ModelSpec
 from .store import Store
 from .streaming import Division, auto_budget, divide, parse_size
 
@@ -21,9 +22,10 @@ def _computes_on_gpu(told: bool | None) -> bool:
     return kernels.device_kind() != "cpu" if told is None else told
 
 
-def _attention_scores(on_gpu: bool | None) -> bool:
-    """Whether a prompt's attention holds a block's scores over all keys, as all but the native one does."""
-    return _computes_on_gpu(on_gpu) or kernels.chosen("attention") != "native"
+def _attention_scores(spec: ModelSpec, on_gpu: bool | None) -> bool:
+    """Whether a prompt's attention holds a block's scores over all keys, as the reference does."""
+    kind = "gpu" if on_gpu else kernels.chosen("attention")
+    return kind == "reference" or (kind == "gpu" and spec.head_dim not in kernels.ATTENTION_WIDTHS)
 
 
 def total_bytes(memory: str | int) -> int:
@@ -44,5 +46,5 @@ def divide_budget(
     held = state.state_bytes(store.spec, context, dtype.size, options.kv_bits)
     chunk = -(-options.prefill_chunk // kernels.BLOCK) * kernels.BLOCK
     mark = store.spec.recurrent_bytes(dtype.size)
-    scores = _attention_scores(on_gpu)
+    scores = _attention_scores(store.spec, on_gpu)
     return divide(store, total, held, context, dtype.size, scores, chunk, options.slots, mark)

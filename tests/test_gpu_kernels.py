@@ -7,6 +7,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ import mlx_ttd
 from benchmarks import gpu_checks
 from mlx_ttd import kernels
 from mlx_ttd.errors import KernelError
-from mlx_ttd.kernels import Weight, backend, first_use, gpu, gpu_experts, gpu_linear, gpu_router
+from mlx_ttd.kernels import Mode, Weight, backend, first_use, gpu, gpu_experts, gpu_linear, gpu_router
 from mlx_ttd.spec import Quantisation, RecordLayout, record_layout
 
 REASON = metal_sim.why_not()
@@ -158,16 +159,16 @@ def route_call(tokens: int, experts: int, k: int) -> Call:
     return lambda: kernels.route(x, y, norm, 1e-6, w, k, "decode")
 
 
-def attention_call(tokens: int, offset: int, head_dim: int, gated: bool = True) -> Call:
+def attention_call(tokens: int, offset: int, head_dim: int, gated: bool = True, mode: Mode = "verify") -> Call:
     q, gate = numbers(1, tokens, 4, head_dim), numbers(2, tokens, 4, head_dim)
     keys, values = (numbers(key, 2, offset + tokens + 5, head_dim) for key in (3, 4))
-    return lambda: kernels.attention(q, keys, values, offset, gate if gated else None, head_dim**-0.5, "verify")
+    return lambda: kernels.attention(q, keys, values, offset, gate if gated else None, head_dim**-0.5, mode)
 
 
-def coded_attention_call(tokens: int, offset: int, head_dim: int, group: int) -> Call:
+def coded_attention_call(tokens: int, offset: int, head_dim: int, group: int, mode: Mode = "verify") -> Call:
     q, gate = numbers(1, tokens, 4, head_dim), numbers(2, tokens, 4, head_dim)
     kept = [kernels.quantise_rows(numbers(key, 2, offset + tokens + 5, head_dim), group) for key in (3, 4)]
-    return lambda: kernels.attention(q, *kept, offset, gate, head_dim**-0.5, "verify")
+    return lambda: kernels.attention(q, *kept, offset, gate, head_dim**-0.5, mode)
 
 
 CASES: dict[str, Call] = {
@@ -214,6 +215,10 @@ CASES: dict[str, Call] = {
     "attention on codes": coded_attention_call(2, 70, 64, 64),
     "attention on codes of wide heads": coded_attention_call(1, 150, 256, 64),
     "attention on codes of narrow heads": coded_attention_call(3, 9, 32, 32),
+    "prompt's attention T=1": attention_call(1, 0, 64, mode="prefill"),
+    "prompt's attention T=33": attention_call(33, 70, 256, mode="prefill"),
+    "prompt's attention of narrow heads": attention_call(9, 3, 32, gated=False, mode="prefill"),
+    "prompt's attention on codes": coded_attention_call(5, 70, 64, 64, mode="prefill"),
     "attention_inputs": lambda: mx.concatenate(
         [
             part.reshape(-1)
@@ -321,6 +326,7 @@ CUDA_CASES = (
         "rms_norm",
     ),
     *("attention_inputs", "attention", "attention on codes"),
+    *("prompt's attention T=1", "prompt's attention on codes"),
     *("add_rms_norm", "gated_rms_norm", "swiglu", "sigmoid_scaled", "combine"),
 )
 
@@ -457,6 +463,19 @@ def test_routing_in_one_launch_equals_its_operations(simulated: None, experts: i
         for one, same in zip(kernels.route(x, y, norm, 1e-6, w, 8, "decode"), apart, strict=True):
             assert mx.array_equal(one, same)
     assert len(runs) == 1
+
+
+@needs_sim
+@pytest.mark.parametrize("splits", [(1,), (7, 20), (32,)])
+@pytest.mark.parametrize("width", [64, 256])
+def test_a_prompt_attends_alike_in_any_chunks(simulated: None, splits: tuple[int, ...], width: int) -> None:
+    rows, offset = 33, 5
+    q, gate = numbers(1, rows, 6, width), numbers(2, rows, 6, width)
+    keys, values = (numbers(key, 2, offset + rows + 3, width) for key in (3, 4))
+    whole = kernels.attention(q, keys, values, offset, gate, width**-0.5, "prefill")
+    for first, last in pairwise((0, *splits, rows)):
+        part = kernels.attention(q[first:last], keys, values, offset + first, gate[first:last], width**-0.5, "prefill")
+        assert mx.array_equal(part, whole[first:last])
 
 
 @needs_sim

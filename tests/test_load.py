@@ -143,12 +143,14 @@ def test_a_model_that_does_not_fit_beside_another_is_refused():
             mlx_ttd.load("demo", MEMORY, share=first)
 
 
-def test_the_scores_of_a_prompts_attention_are_budgeted_for_all_but_the_native_kernel():
-    least = {}
-    for kind in ("reference", "gpu", "native"):
+def test_the_scores_of_a_prompts_attention_are_budgeted_where_no_kernel_does_without_them(monkeypatch):
+    def least(kind):
         with kernels.forced(kind):
-            least[kind] = mlx_ttd.info("demo")["least_bytes"]
-    assert least["gpu"] == least["reference"] > least["native"]
+            return mlx_ttd.info("demo")["least_bytes"]
+
+    assert least("reference") > least("gpu") == least("native")
+    monkeypatch.setattr(kernels, "ATTENTION_WIDTHS", ())
+    assert least("reference") == least("gpu") > least("native")
 
 
 def test_a_shared_budget_changes_for_all():

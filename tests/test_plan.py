@@ -56,7 +56,7 @@ def test_a_fixed_bank_keeps_its_room_however_large_the_chunk_could_be() -> None:
 def test_a_plan_for_a_mac_divides_its_memory_as_a_mac_does(monkeypatch: pytest.MonkeyPatch) -> None:
     here = at(4e9)
     monkeypatch.setattr(kernels, "device_kind", lambda: "metal")
-    monkeypatch.setattr(kernels, "chosen", lambda op: "reference")
+    monkeypatch.setattr(kernels, "chosen", lambda op: "gpu")
     division = divide_budget(whole_model(16), make_options({}), make_options({}).context, int(4e9))
     assert (here.slots, here.least_bytes) == (division.slots, division.least)
 

@@ -25,29 +25,15 @@ for (int base = simdgroup * SPAN; base <= last; base += PARTS * KEYS_AT_ONCE) {
 #pragma unroll
   for (int k = 0; k < KEYS_AT_ONCE; ++k) {
     const int key = base - simdgroup * SPAN + part + k * PARTS;
-    const ulong row = bank + ulong(key <= last ? key : last) * WIDTH, group = row / (GROUP > 0 ? GROUP : 1);
-    float key_scale = 1.0f, key_bias = 0.0f, value_scale = 1.0f, value_bias = 0.0f;
-    if (GROUP > 0) {
-      key_scale = float(key_scales[group]);
-      key_bias = float(key_biases[group]);
-      value_scale = float(value_scales[group]);
-      value_bias = float(value_biases[group]);
-    }
-    read_eight(keys, row, key_scale, key_bias, k_low[k], k_high[k]);
-    read_eight(values, row, value_scale, value_bias, v_low[k], v_high[k]);
+    const ulong row = bank + ulong(key <= last ? key : last) * WIDTH;
+    read_kept<GROUP>(keys, key_scales, key_biases, row, k_low[k], k_high[k]);
+    read_kept<GROUP>(values, value_scales, value_biases, row, v_low[k], v_high[k]);
   }
   float score[KEYS_AT_ONCE];
   float highest = top;
 #pragma unroll
   for (int k = 0; k < KEYS_AT_ONCE; ++k) {
-    float dot = mul_rn(q_low.x, k_low[k].x);
-    dot = fma(q_low.y, k_low[k].y, dot);
-    dot = fma(q_low.z, k_low[k].z, dot);
-    dot = fma(q_low.w, k_low[k].w, dot);
-    dot = fma(q_high.x, k_high[k].x, dot);
-    dot = fma(q_high.y, k_high[k].y, dot);
-    dot = fma(q_high.z, k_high[k].z, dot);
-    dot = fma(q_high.w, k_high[k].w, dot);
+    const float dot = dot_eight(q_low, q_high, k_low[k], k_high[k]);
     const bool seen = base - simdgroup * SPAN + part + k * PARTS <= last;
     score[k] = mul_rn(lanes_sum<LANES>(dot), scale[0]);
     score[k] = seen ? score[k] : none;
@@ -62,14 +48,7 @@ for (int base = simdgroup * SPAN; base <= last; base += PARTS * KEYS_AT_ONCE) {
   for (int k = 0; k < KEYS_AT_ONCE; ++k) {
     const float weight = exp_f32(add_rn(score[k], -at));
     total = add_rn(total, weight);
-    sum[0] = fma(weight, v_low[k].x, sum[0]);
-    sum[1] = fma(weight, v_low[k].y, sum[1]);
-    sum[2] = fma(weight, v_low[k].z, sum[2]);
-    sum[3] = fma(weight, v_low[k].w, sum[3]);
-    sum[4] = fma(weight, v_high[k].x, sum[4]);
-    sum[5] = fma(weight, v_high[k].y, sum[5]);
-    sum[6] = fma(weight, v_high[k].z, sum[6]);
-    sum[7] = fma(weight, v_high[k].w, sum[7]);
+    add_eight(sum, weight, v_low[k], v_high[k]);
   }
   top = highest;
 }

@@ -1,4 +1,4 @@
-"""Attention of single queries, and what comes before it, on a GPU. Positions are arrays: graphs outlive them."""
+"""Attention and what comes before it on a GPU. Positions are arrays: graphs outlive them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ INPUTS = Text(
     HEADERS,
 )
 KEPT = ("keys", "key_scales", "key_biases", "values", "value_scales", "value_biases")
-ATTENTION = Text("attention", ("x", *KEPT, "gate", "offset", "scale"), ("out",), (*HEADERS, "kept_rows.h"))
+ARGUMENTS = ("x", *KEPT, "gate", "offset", "scale")
+ATTENTION = Text("attention", ARGUMENTS, ("out",), (*HEADERS, "kept_rows.h"))
+ATTENTION_ROWS = Text("attention_rows", ARGUMENTS, ("out",), (*HEADERS, "kept_rows.h"))
 NORM_SIMDGROUPS = 8
 # 256 threads leave each the most registers that an Apple GPU gives one.
 SIMDGROUPS = 8
-# Head widths of which eight numbers a lane make a power of two lanes.
-WIDTHS = (8, 16, 32, 64, 128, 256)
+# Queries of a prompt that share the keys that are read.
+QUERIES = 4
+# Head widths of which eight numbers a lane make a power of two lanes, at least as many as keys are met at a time.
+WIDTHS = (32, 64, 128, 256)
 
 
 @cache
@@ -85,21 +89,27 @@ def _attention(
     rows, heads, width = q.shape
     # Plain numbers stand in for the scales that they do not have, which are then not read.
     kept = [part for each in (keys, values) for part in (each if isinstance(each, tuple) else [each] * 3)]
+    kv_heads = kept[0].shape[0]
     template = (
         ("T", q.dtype),
         ("HEADS", heads),
-        ("KV_HEADS", kept[0].shape[0]),
+        ("KV_HEADS", kv_heads),
         ("GROUP", width // kept[1].shape[2] if isinstance(keys, tuple) else 0),
         ("WIDTH", width),
         ("GATED", gate is not None),
+        ("QUERIES", QUERIES),
         ("SIMDS", SIMDGROUPS),
     )
     inputs = [q, *kept, q if gate is None else gate, _position(offset), constant(scale)]
-    return launch(ATTENTION, inputs, template, (heads, rows, 1), SIMDGROUPS, [((rows, heads * width), q.dtype)])[0]
+    text, groups = ATTENTION, (heads, rows, 1)
+    if mode == "prefill":
+        a_group = SIMDGROUPS * (8 * SIMD_WIDTH // width) * QUERIES
+        text, groups = ATTENTION_ROWS, (-(-rows * heads // (kv_heads * a_group)), kv_heads, 1)
+    return launch(text, inputs, template, groups, SIMDGROUPS, [((rows, heads * width), q.dtype)])[0]
 
 
 def _attention_fits(q: mx.array, keys: KeptRows, *rest: object) -> bool:
-    return rest[-1] != "prefill" and q.shape[2] in WIDTHS
+    return q.shape[2] in WIDTHS
 
 
 def _inputs_fit(

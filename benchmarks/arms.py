@@ -23,7 +23,7 @@ class Streamed:
     """This library on a store, within a budget. Prompts are random tokens."""
 
     def __init__(self, store: str, memory: int, context: int, options: dict[str, Any]):
-        fixed = {"context": context, "verify": "off", "progress": False}
+        fixed: dict[str, Any] = {"context": context, "verify": "off", "progress": False}
         self.llm = mlx_ttd.load(store, memory=memory, **fixed | options)
         self.draws = np.random.default_rng(1)
         self.tokens: list[int] = []
@@ -63,6 +63,7 @@ class Resident(Streamed):
         least = mlx_ttd.info(store, slots=slots, context=context)["least_bytes"]
         super().__init__(store, least + 10**9, context, {"slots": slots, **options})
         provider = self.llm.provider
+        assert provider is not None
         while not all(bank.everything_resident for bank in provider.banks):
             before = sum(int((bank.slot_of >= 0).sum()) for bank in provider.banks)
             self.prefill(min(512, context - 1))

@@ -42,11 +42,13 @@ class Budget:
         self.llm.stats(reset=True)
         response = self.llm.generate(prompt, max_tokens=tokens, temperature=1.0, top_k=0, seed=seed, ignore_eos=True)
         counts, spec = self.llm.stats().counters, self.llm.store.spec
+        layout = self.llm.store.layouts[0]
+        assert layout is not None
         steps, misses = len(response.tokens) - 1, sum(response.step_misses[1:])
         return {
             "tok_s": response.tokens_per_second,
             "hit_rate": 1 - misses / (steps * spec.top_k * len(spec.layer_types)),
-            "bytes_a_token": misses * self.llm.store.layouts[0].stride / steps,
+            "bytes_a_token": misses * layout.stride / steps,
             "read_gb_s": counts.bytes_read / max(1e-9, counts.read_seconds) / 1e9,
             "host_syncs_a_token": counts.host_syncs / max(1, counts.decode_steps),
             "first_token_s": response.first_token_seconds,

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -149,9 +150,9 @@ def main() -> None:
             written, values = sum(f.stat().st_size for f in store.rglob("*")), quantised_values(store)
             shutil.rmtree(store)
             empty_cache(source)
-            found["disk"].append(seconds(lambda size=written: both_ways(source, root / "scratch", size)))
+            found["disk"].append(seconds(partial(both_ways, source, root / "scratch", written)))
             found["quantise"].append(packing * values / (2 * SAMPLE))
-            found["sha256"].append(seconds(lambda size=written: hash_all(size)))
+            found["sha256"].append(seconds(partial(hash_all, written)))
             found["convert"].append(float(wall))
             found["convert_cpu"].append(float(work))
             found["quantise_cpu"].append(cpu_seconds(lambda: quantise(SAMPLE)) * values / SAMPLE)

@@ -65,6 +65,7 @@ def random_lease() -> SimpleNamespace:
         w = random_weight(m.rows, m.cols, 4)
         for part, offset in ((w.scales, m.scales), (w.biases, m.biases)):
             assert part is not None
+            assert offset is not None
             data = np.array(part.view(mx.uint8)).reshape(-1)
             records[:, offset : offset + data.size] = data
     return SimpleNamespace(records=mx.array(records), slot_of=mx.arange(EXPERTS, dtype=mx.int32), outputs=[])

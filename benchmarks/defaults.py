@@ -38,12 +38,14 @@ Rates = Mapping[Any, float]
 
 def reads(store: Path, rounds: int) -> Rates:
     """GB/s by (depth, parts) while reads are in flight, decoding with the slots of 3 GB, read directly."""
-    slots, found = slots_of_whole_model(3 * 10**9), {key: [] for key in product(DEPTHS, PARTS)}
+    slots = slots_of_whole_model(3 * 10**9)
+    found: dict[tuple[int, int], list[float]] = {key: [] for key in product(DEPTHS, PARTS)}
     with ExitStack() as open_models:
         arms = {d: LiveArm(open_models.enter_context(load(store, slots, depth=d)), warm=TOKENS) for d in DEPTHS}
         for _ in range(3 * rounds):
             for (depth, parts), rates in found.items():
                 llm = arms[depth].llm
+                assert llm.provider is not None
                 llm.provider.pool.parts = parts
                 before = llm.counters.copy()
                 arms[depth].seconds(8)

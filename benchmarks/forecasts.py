@@ -42,8 +42,8 @@ def table() -> list[str]:
         machine = machine_named(name)
         wide, narrow = (forecast(store, options, machine, gigabytes * 10**9, PROMPT) for store in stores)
         cells = (machine.name, f"{gigabytes} GB", wide.slots, f"{wide.hit_rate:.0%}", f"{wide.tok_s:.1f}")
-        cells += (f"{narrow.tok_s:.1f}", f"{wide.first_token_seconds:.0f} s")
-        rows.append(f"| {' | '.join(map(str, cells))} |")
+        speeds = (f"{narrow.tok_s:.1f}", f"{wide.first_token_seconds:.0f} s")
+        rows.append(f"| {' | '.join(map(str, cells + speeds))} |")
     return rows
 
 

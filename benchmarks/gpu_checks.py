@@ -47,7 +47,8 @@ def calls() -> dict[str, Callable[[], mx.array]]:
     shares = mx.array(generator.dirichlet(np.ones(4), 9).astype(np.float32))
     packed, plain = random_weight(320, 256, 4, 9), Weight(numbers(64, 256))
     bytes_, halves = random_weight(64, 256, 8, 10), Weight(numbers(64, 256).astype(mx.bfloat16))
-    delta = [numbers(5, 256), numbers(5, 2), numbers(5, 2), numbers(3, 256), numbers(256, 4), numbers(2), numbers(2)]
+    qkv, a, b = numbers(5, 256), numbers(5, 2), numbers(5, 2)
+    conv = numbers(3, 256), numbers(256, 4), numbers(2), numbers(2)
     state, query, keys, values = numbers(2, 64, 64), numbers(2, 4, 64), numbers(2, 40, 64), numbers(2, 40, 64)
     norm, wide_norm = numbers(64), numbers(256)
     return {
@@ -63,7 +64,7 @@ def calls() -> dict[str, Callable[[], mx.array]]:
         "expert_ffn_accumulate": lambda: kernels.expert_ffn_accumulate(x, x, lease, rows, shares, layout),
         "router_weights": lambda: kernels.router(x, plain, 4, "decode")[1],
         "route": lambda: kernels.route(x[:1], x[1:2], wide_norm, 1e-6, plain, 4, "decode").normed,
-        "gated_delta": lambda: kernels.gated_delta(*delta, state, 1, "decode").out,
+        "gated_delta": lambda: kernels.gated_delta(qkv, a, b, *conv, state, 1, "decode").out,
         "attention": lambda: kernels.attention(query, keys, values, 30, query, 0.125, "verify"),
         "attention_prefill": lambda: kernels.attention(query, keys, values, 30, query, 0.125, "prefill"),
     }

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -77,11 +78,11 @@ def expert_arms(bits: int) -> tuple[dict[str, Step], int]:
     lease = random_lease(layout, EXPERTS, 1)
     rows = random_rows(CALLS, EXPERTS, 2)
     weights = mx.full((1, TOP_K), 1 / TOP_K)
-    gate_up = [mx.contiguous(p) for p in kernels.part_views(lease.records, layout.gate_up) if p is not None]
-    down = [mx.contiguous(p) for p in kernels.part_views(lease.records, layout.down) if p is not None]
+    gate_up: Any = [mx.contiguous(p) for p in kernels.part_views(lease.records, layout.gate_up) if p is not None]
+    down: Any = [mx.contiguous(p) for p in kernels.part_views(lease.records, layout.down) if p is not None]
     slots = [lease.slot_of[r] for r in rows]
     mx.eval(lease.records, rows, weights, gate_up, down, slots)
-    options = {"transpose": True, "group_size": 64, "bits": bits}
+    options: Any = {"transpose": True, "group_size": 64, "bits": bits}
     swiglu = mx.compile(lambda gate, up: gate * mx.sigmoid(gate) * up, shapeless=True)
 
     def ours(x: mx.array, i: int) -> mx.array:
@@ -89,14 +90,14 @@ def expert_arms(bits: int) -> tuple[dict[str, Step], int]:
 
     def mlx_pair(x: mx.array, i: int) -> mx.array:
         x = mx.fast.rms_norm(x, None, EPS).reshape(1, 1, 1, HIDDEN)
-        y = mx.gather_qmm(x, *gate_up, rhs_indices=slots[i], **options)
-        y = mx.gather_qmm(swiglu(y[..., :INTER], y[..., INTER:]), *down, rhs_indices=slots[i], **options)
+        y = mx.gather_qmm(x, *gate_up, **options | {"rhs_indices": slots[i]})
+        y = mx.gather_qmm(swiglu(y[..., :INTER], y[..., INTER:]), *down, **options | {"rhs_indices": slots[i]})
         return y[:, i % TOP_K, 0]
 
     def mlx_sum(x: mx.array, i: int) -> mx.array:
         x = mx.fast.rms_norm(x, None, EPS).reshape(1, 1, 1, HIDDEN)
-        y = mx.gather_qmm(x, *gate_up, rhs_indices=slots[i], **options)
-        y = mx.gather_qmm(swiglu(y[..., :INTER], y[..., INTER:]), *down, rhs_indices=slots[i], **options)
+        y = mx.gather_qmm(x, *gate_up, **options | {"rhs_indices": slots[i]})
+        y = mx.gather_qmm(swiglu(y[..., :INTER], y[..., INTER:]), *down, **options | {"rhs_indices": slots[i]})
         return (y[:, :, 0] * weights[..., None].astype(y.dtype)).sum(axis=1)
 
     read = TOP_K * sum(m.codes_bytes + 2 * m.scales_bytes for m in (layout.gate_up, layout.down))
@@ -114,6 +115,7 @@ def matrix_arms(w: list[Weight], head: bool) -> dict[str, Step]:
         x, used = x[:, :cols], w[i % len(w)]
         if used.mode == "plain":
             return x @ used.weight.T
+        assert used.scales is not None
         return mx.quantized_matmul(x, used.weight, used.scales, used.biases, True, used.group, used.bits)
 
     return {"ours": ours, "mlx": theirs}

@@ -34,7 +34,12 @@ def slots_of_whole_model(memory: int, context: int = 4096) -> int:
 def load(
     store: Path, slots: int, read_mode: str = "direct", context: int = 4096, chunk: int = 0, **options: Any
 ) -> mlx_ttd.LLM:
-    fixed = {"slots": slots, "read_mode": read_mode, "context": context, "prefill_chunk": chunk} | options
+    fixed: dict[str, Any] = {
+        "slots": slots,
+        "read_mode": read_mode,
+        "context": context,
+        "prefill_chunk": chunk,
+    } | options
     least = mlx_ttd.info(store, **fixed)["least_bytes"]
     return mlx_ttd.load(store, least + 10**8, verify="off", progress=False, replace=False, **fixed)
 

@@ -27,11 +27,12 @@ def random_weight(rows: int, cols: int, bits: int, key: int, dtype: mx.Dtype = m
 
 def random_records(layout: RecordLayout, slots: int, key: int) -> mx.array:
     """A bank of random experts, made on the device: records uint8 [slots, stride]."""
-    parts = []
+    parts: list[mx.array] = []
     for offset, matrix in enumerate((layout.gate_up, layout.down)):
         w = random_weight(slots * matrix.rows, matrix.cols, matrix.bits, 2 * key + offset)
         for array, start in ((w.weight, matrix.codes), (w.scales, matrix.scales), (w.biases, matrix.biases)):
             assert array is not None
+            assert start is not None
             data = array.view(mx.uint8).reshape(slots, -1)
             parts.append(mx.zeros((slots, start - sum(p.shape[1] for p in parts)), mx.uint8))
             parts.append(data)

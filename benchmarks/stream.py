@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -96,7 +97,8 @@ def prefetch(store: Path, block: Block, rounds: int) -> None:
         load(store, slots, prefetch="next-layer") as always,
         load(store, slots, prefetch="next-layer") as trying,
     ):
-        always.provider.next_layer.trial.due = lambda layer: True
+        guessing: Any = always.provider
+        guessing.next_layer.trial.due = lambda layer: True
         llms = {"off": off, "always": always, "trying": trying}
         arms = {name: LiveArm(llm) for name, llm in llms.items()}
         before = {name: llm.counters.copy() for name, llm in llms.items()}
@@ -109,7 +111,10 @@ def prefetch(store: Path, block: Block, rounds: int) -> None:
                 f"{counts.misses / tokens:.1f} missed, {counts.prefetched / tokens:.1f} guessed, "
                 f"{counts.prefetch_used / tokens:.1f} of them right",
             )
-        block.note("prefetch trying", "goes on" if trying.provider.next_layer.trial.on else "ended by itself")
+        assert trying.provider is not None
+        assert trying.provider.next_layer is not None
+        still_on = trying.provider.next_layer.trial.on
+        block.note("prefetch trying", "goes on" if still_on else "ended by itself")
         for name in ("always", "trying"):
             block.results[f"prefetch.{name}_vs_off"] = statistics.median(t["off"] / t[name] for t in times)
 

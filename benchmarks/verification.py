@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def seconds(action: Callable[[], object]) -> tuple[float, float]:
 def decode(store: Store, check: str, prompt: list[int]) -> tuple[float, float, int]:
     """(wall, CPU) milliseconds a token of a fresh model with few slots, and records read."""
     empty_cache(store)
-    fixed = {"slots": SLOTS, "context": 512, "progress": False}
+    fixed: dict[str, Any] = {"slots": SLOTS, "context": 512, "progress": False}
     memory = mlx_ttd.info(store.path, **fixed)["least_bytes"] + 10**9
     with mlx_ttd.load(store.path, memory, verify=check, **fixed) as llm:
         llm.generate(prompt, max_tokens=1, ignore_eos=True)

@@ -51,6 +51,10 @@ def calls() -> dict[str, Callable[[], mx.array]]:
     conv = numbers(3, 256), numbers(256, 4), numbers(2), numbers(2)
     state, query, keys, values = numbers(2, 64, 64), numbers(2, 4, 64), numbers(2, 40, 64), numbers(2, 40, 64)
     norm, wide_norm = numbers(64), numbers(256)
+
+    def routed() -> kernels.Routed:
+        return kernels.route(x[:1], x[1:2], wide_norm, 1e-6, plain, 4, "decode")
+
     return {
         "linear_int4": lambda: kernels.linear(x, packed, "decode"),
         "linear_int4_prefill": lambda: kernels.linear(x, packed, "prefill"),
@@ -63,7 +67,8 @@ def calls() -> dict[str, Callable[[], mx.array]]:
         "expert_contributions": lambda: kernels.expert_contributions(x, lease, rows, layout),
         "expert_ffn_accumulate": lambda: kernels.expert_ffn_accumulate(x, x, lease, rows, shares, layout),
         "router_weights": lambda: kernels.router(x, plain, 4, "decode")[1],
-        "route": lambda: kernels.route(x[:1], x[1:2], wide_norm, 1e-6, plain, 4, "decode").normed,
+        "route": lambda: mx.concatenate([part.astype(mx.float32) for part in routed()[:3]], axis=1),
+        "route_weights": lambda: routed().weights,
         "gated_delta": lambda: kernels.gated_delta(qkv, a, b, *conv, state, 1, "decode").out,
         "attention": lambda: kernels.attention(query, keys, values, 30, query, 0.125, "verify"),
         "attention_prefill": lambda: kernels.attention(query, keys, values, 30, query, 0.125, "prefill"),

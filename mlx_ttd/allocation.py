@@ -13,18 +13,14 @@ from .streaming import Division, auto_budget, divide, parse_size
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 
 
-def residual_dtype(options: Options, on_gpu: bool | None = None) -> mx.Dtype:
-    own = "bfloat16" if _computes_on_gpu(on_gpu) else "float32"
+def residual_dtype(options: Options, for_gpu: bool = False) -> mx.Dtype:
+    own = "bfloat16" if for_gpu or kernels.device_kind() != "cpu" else "float32"
     return DTYPES[own if options.dtype == "auto" else options.dtype]
 
 
-def _computes_on_gpu(told: bool | None) -> bool:
-    return kernels.device_kind() != "cpu" if told is None else told
-
-
-def _attention_scores(spec: ModelSpec, on_gpu: bool | None) -> bool:
+def _attention_scores(spec: ModelSpec, for_gpu: bool) -> bool:
     """Whether a prompt's attention holds a block's scores over all keys, as the reference does."""
-    kind = "gpu" if on_gpu else kernels.chosen("attention")
+    kind = "gpu" if for_gpu else kernels.chosen("attention")
     return kind == "reference" or (kind == "gpu" and spec.head_dim not in kernels.ATTENTION_WIDTHS)
 
 
@@ -34,17 +30,17 @@ def total_bytes(memory: str | int) -> int:
 
 
 def divide_budget(
-    store: Store, options: Options, context: int, total: int | None = None, on_gpu: bool | None = None
+    store: Store, options: Options, context: int, total: int | None = None, for_gpu: bool = False
 ) -> Division:
     """How `total` bytes, by default `options.memory`, are divided for `store`. BudgetError names the least budget.
 
-    on_gpu: whether a GPU computes, for another machine than this one.
+    for_gpu: for a machine whose GPU computes, whatever this one has.
     """
     if total is None:
         total = total_bytes(options.memory)
-    dtype = residual_dtype(options, on_gpu)
+    dtype = residual_dtype(options, for_gpu)
     held = state.state_bytes(store.spec, context, dtype.size, options.kv_bits)
     chunk = -(-options.prefill_chunk // kernels.BLOCK) * kernels.BLOCK
     mark = store.spec.recurrent_bytes(dtype.size)
-    scores = _attention_scores(store.spec, on_gpu)
+    scores = _attention_scores(store.spec, for_gpu)
     return divide(store, total, held, context, dtype.size, scores, chunk, options.slots, mark)

@@ -173,7 +173,7 @@ def forecast(
     context = min(options.context, spec.max_context)
     try:
         # Described machines are Macs.
-        division = divide_budget(store, options, context, memory, on_gpu=None if machine.source == "probed" else True)
+        division = divide_budget(store, options, context, memory, for_gpu=machine.source != "probed")
     except BudgetError as error:
         least = error.least_bytes or 0
         return Forecast(str(store.path), machine, memory, least, False, 0, spec.experts, 0, 0, 0, {}, 0, 0, 0, 0)

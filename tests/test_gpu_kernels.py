@@ -153,10 +153,20 @@ def router_call(tokens: int, experts: int, k: int) -> Call:
     return lambda: kernels.router(x, w, k, "decode")
 
 
+def route_inputs(tokens: int, experts: int, width: int, dtype: mx.Dtype = mx.float32) -> tuple[Any, ...]:
+    x, y = numbers(1, tokens, width, dtype=dtype), numbers(2, tokens, width, dtype=dtype)
+    return x, y, numbers(3, width), 1e-6, Weight(numbers(5, experts, width, dtype=dtype))
+
+
 def route_call(tokens: int, experts: int, k: int) -> Call:
-    x, y, norm = numbers(1, tokens, 256), numbers(2, tokens, 256), numbers(3, 256)
-    w = Weight(numbers(5, experts, 256))
-    return lambda: kernels.route(x, y, norm, 1e-6, w, k, "decode")
+    inputs = route_inputs(tokens, experts, 256)
+
+    def call() -> tuple[mx.array, ...]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gpu_router, "in_one_launch", lambda tokens: True)
+            return kernels.route(*inputs, k, "decode")
+
+    return call
 
 
 def attention_call(tokens: int, offset: int, head_dim: int, gated: bool = True, mode: Mode = "verify") -> Call:
@@ -238,8 +248,7 @@ CASES: dict[str, Call] = {
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch):
-    """Launches go to the simulated GPU, which routes in one as CUDA does."""
-    monkeypatch.setattr(gpu_router, "in_one_launch", lambda tokens: True)
+    """Launches go to the simulated GPU."""
     monkeypatch.setattr(mx.fast, "metal_kernel", metal_sim.metal_kernel)
     monkeypatch.setattr(gpu, "device_kind", lambda: "metal")
     gpu._compiled.cache_clear()
@@ -452,17 +461,42 @@ def test_gated_delta_is_bit_equal_for_every_split(simulated: None, split: int) -
 
 
 @needs_sim
+@pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("experts", [40, 256])
-@pytest.mark.parametrize("width", [256, 1152])
-def test_routing_in_one_launch_equals_its_operations(simulated: None, experts: int, width: int) -> None:
-    x, y = numbers(1, 1, width, dtype=mx.bfloat16), numbers(2, 1, width, dtype=mx.bfloat16)
-    norm, w = numbers(3, width), Weight(numbers(5, experts, width, dtype=mx.bfloat16))
-    total, normed = kernels.add_rms_norm(x, y, norm, 1e-6)
+@pytest.mark.parametrize(("tokens", "width"), [(1, 256), (3, 1152)])
+def test_routing_equals_its_operations(
+    simulated: None,
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: bool,
+    experts: int,
+    tokens: int,
+    width: int,
+) -> None:
+    x, y, norm, eps, w = route_inputs(tokens, experts, width, mx.bfloat16)
+    total, normed = kernels.add_rms_norm(x, y, norm, eps)
     apart = (total, normed, *kernels.router(normed, w, 8, "decode"))
+    monkeypatch.setattr(gpu_router, "in_one_launch", lambda tokens: at_once)
     with metal_sim.options() as runs:
-        for one, same in zip(kernels.route(x, y, norm, 1e-6, w, 8, "decode"), apart, strict=True):
+        for one, same in zip(kernels.route(x, y, norm, eps, w, 8, "decode"), apart, strict=True):
             assert mx.array_equal(one, same)
-    assert len(runs) == 1
+    assert len(runs) == (1 if at_once else 3)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("experts", [256, 512])
+def test_the_widest_rows_are_routed_with_the_registers_that_a_thread_has(
+    monkeypatch: pytest.MonkeyPatch, experts: int
+) -> None:
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_check.cuda_kernel, raising=False)
+    monkeypatch.setattr(gpu, "device_kind", lambda: "cuda")
+    gpu._compiled.cache_clear()
+    with kernels.forced("gpu"), cuda_check.builds() as built:
+        for width in (gpu_router.WIDEST, 2048):
+            kernels.route(*route_inputs(1, experts, width, mx.bfloat16), 10, "decode")
+    gpu._compiled.cache_clear()
+    assert len(built) == 2
+    for build in built:
+        assert 0 < nvrtc.registers(build.text, build.name) <= 65536 // (32 * gpu_router.SIMDGROUPS)
 
 
 @needs_sim
@@ -518,9 +552,11 @@ def test_the_goldens_for_real_gpus_are_what_the_simulator_gives(simulated: None)
 
 @needs_sim
 @pytest.mark.slow
+@pytest.mark.parametrize("routed_at_once", [False, True], ids=["as Metal", "as CUDA"])
 def test_the_demo_model_gives_the_same_tokens_resident_and_streamed(
-    simulated: None, monkeypatch: pytest.MonkeyPatch
+    simulated: None, monkeypatch: pytest.MonkeyPatch, routed_at_once: bool
 ) -> None:
+    monkeypatch.setattr(gpu_router, "in_one_launch", lambda tokens: routed_at_once and tokens == 1)
     monkeypatch.setattr(mx, "compile", lambda function: function)
     monkeypatch.setitem(backend.ORDER, "cpu", ("gpu", "reference"))
     tokens = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 
 import mlx.core as mx
 import numpy as np
@@ -56,6 +57,26 @@ def test_a_passing_refusal_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> No
     kernels.in_huge_pages(array)
     assert len(asked) == 72
     assert len(set(asked)) == 1
+
+
+@pytest.mark.skipif(not huge_page_bytes(), reason="needs huge pages")
+@pytest.mark.parametrize("refusal", [errno.ENOMEM, errno.EINVAL])
+def test_patience_with_a_system_that_always_refuses_ends(monkeypatch: pytest.MonkeyPatch, refusal: int) -> None:
+    asked = []
+
+    def never(address: int, length: int, advice: int) -> int:
+        asked.append(advice)
+        time.sleep(0.001)
+        return refusal
+
+    monkeypatch.setattr(huge_pages, "BYTES_PER_SECOND", 1e9)
+    monkeypatch.setattr(huge_pages, "_patience", 0.01)
+    monkeypatch.setattr(huge_pages, "_advise", never)
+    array = mx.zeros(8 * huge_page_bytes(), mx.uint8)
+    mx.eval(array)
+    kernels.in_huge_pages(array)
+    assert asked[-1] == MADV_HUGEPAGE
+    assert len(asked) <= 2 + 10 + array.nbytes / 1e6
 
 
 @pytest.mark.skipif(not huge_page_bytes(), reason="needs huge pages")

@@ -12,7 +12,7 @@ const uint queries = x_shape[0] * RATIO;
 const uint begin = (threadgroup_position_in_grid.x * SIMDS + simdgroup_index_in_threadgroup) * SPAN * QUERIES;
 const uint first = begin + thread_index_in_simdgroup / LANES * QUERIES;
 const uint end = begin + SPAN * QUERIES < queries ? begin + SPAN * QUERIES : queries;
-const int until = offset[0] + int((end - 1) / RATIO);
+const int until = begin < queries ? offset[0] + int((end - 1) / RATIO) : -1;
 const float none = bits_to_float(0xFF800000u);  // -infinity
 
 float4 q_low[QUERIES], q_high[QUERIES];

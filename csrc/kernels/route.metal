@@ -32,15 +32,15 @@ threadgroup_barrier(mem_flags::mem_threadgroup);
 const uint lane = thread_index_in_simdgroup % LANES;
 for (uint tile = 0; tile < EXPERTS; tile += SIMDS * SPAN) {
   const uint row = tile + simdgroup_index_in_threadgroup * SPAN + thread_index_in_simdgroup / LANES;
-  Row<STEPS> weights_of;
-  read_row<COLS, BITS, GROUP, LANES, STEPS>(weights_of, (const device uint4*)w, scales, biases,
+  Row<STEPS> row_of;
+  read_row<COLS, BITS, GROUP, LANES, STEPS>(row_of, (const device uint4*)w, scales, biases,
                                             row < EXPERTS ? row : EXPERTS - 1, lane);
   float logit = 0.0f;
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
     Chunk<BITS> chunk;
     read_staged<BITS, CHUNKS>(chunk, staged, sums, lane + step * LANES);
-    logit = add_chunk<BITS, GROUP, W>(weights_of, step, chunk, logit);
+    logit = add_chunk<BITS, GROUP, W>(row_of, step, chunk, logit);
   }
   logit = lanes_sum<LANES>(logit);
   if (lane == 0 && row < EXPERTS) logits[row] = logit;

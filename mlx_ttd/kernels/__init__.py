@@ -57,6 +57,7 @@ __all__ = [
     "KeptRows",
     "Mode",
     "Records",
+    "Routed",
     "SharedExpert",
     "Weight",
     "add_rms_norm",

@@ -1,7 +1,7 @@
 """The router on a GPU: logits by the matrix-vector text, whose rows fill the device, then one SIMD-group a token.
 
-CUDA, where the host's part of a launch is what a decode step waits for, takes one launch for a single token and the sum
-and norm before it.
+CUDA, where the host's part of a launch is what a decode step waits for, takes one launch for a single token together
+with the sum and norm before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from .backend import Mode, register
 from .gpu import FLOATS, SIMD_WIDTH, Template, Text, constant, lanes_per_row, launch, require_dtype
 from .gpu_linear import multiply, multiply_fits, stored
 from .gpu_norms import SIMDGROUPS as NORM_SIMDGROUPS
-from .router import Routed
+from .norms import add_rms_norm
+from .router import Routed, router
 from .weight import Weight
 
 CHOOSE = Text("choose", ("logits",), ("ids", "weights"), ("packed_rows.h", "choice.h"))
@@ -25,6 +26,8 @@ ROUTE = Text(
 )
 # All that a threadgroup may have.
 SIMDGROUPS = 32
+# Wider rows take more registers than each of so many threads can have.
+WIDEST = 5120
 
 
 def in_one_launch(tokens: int) -> bool:
@@ -45,6 +48,9 @@ def _router(x: mx.array, w: Weight, k: int, mode: Mode) -> tuple[mx.array, mx.ar
 
 
 def _route(x: mx.array, y: mx.array, norm: mx.array, eps: float, w: Weight, k: int, mode: Mode) -> Routed:
+    if not in_one_launch(x.shape[0]) or x.shape[1] > WIDEST:
+        total, normed = add_rms_norm(x, y, norm, eps)
+        return Routed(total, normed, *router(normed, w, k, mode))
     require_dtype("route", "x", x, *FLOATS)
     require_dtype("route", "y", y, x.dtype)
     require_dtype("route", "norm", norm, mx.float32)
@@ -71,7 +77,7 @@ def _router_fits(x: mx.array, w: Weight, k: int, mode: Mode) -> bool:
 
 
 def _route_fits(x: mx.array, y: mx.array, norm: mx.array, eps: float, w: Weight, k: int, mode: Mode) -> bool:
-    return in_one_launch(x.shape[0]) and _router_fits(x, w, k, mode)
+    return x.shape[1] % 4 == 0 and _router_fits(x, w, k, mode)
 
 
 register("router", "gpu", _router, _router_fits)

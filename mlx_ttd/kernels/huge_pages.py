@@ -18,8 +18,10 @@ SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 # A page is just being moved, or no huge page is free. Where page cache fills memory Linux makes more by compaction, but
 # takes that up at every 64th request at the latest: asking on is what helps.
-PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EBUSY)
-BYTES_PER_SECOND = 1e9  # asking may take as long as reading the bytes from a disk does
+PASSING = (errno.EAGAIN, errno.ENOMEM)
+# Asking on, copies included, may take as long as reading the bytes from a disk. The next array may use what is left.
+BYTES_PER_SECOND = 1e9
+_patience = 0.05
 
 
 @cache
@@ -46,18 +48,25 @@ def in_huge_pages(array: mx.array) -> None:
     data = np.array(array.view(mx.uint8), copy=False)
     start = -(-data.ctypes.data // size) * size
     stop = (data.ctypes.data + data.nbytes) // size * size
+    global _patience
+    _patience += array.nbytes / BYTES_PER_SECOND
     # Linux collapses on request since 6.1; before, it may do so in time where it is advised to.
-    patience = time.monotonic() + 0.02 + array.nbytes / BYTES_PER_SECOND
-    if _collapse(start, stop - start, patience):
-        # A request ends at its first refusal, and the huge page that lies across two mappings is always refused.
-        refusals = [_collapse(page, size, patience) for page in range(start, stop, size)]
-        if any(refusals):
-            _advise(start, stop - start, MADV_HUGEPAGE)
+    refusal = _collapse(start, stop - start)
+    if refusal and refusal not in PASSING:
+        # A request ends at the first huge page that cannot be had, and one across two mappings never can.
+        refusal = max(_collapse(page, size) for page in range(start, stop, size))
+    if refusal:
+        _advise(start, stop - start, MADV_HUGEPAGE)
 
 
-def _collapse(address: int, length: int, patience: float) -> int:
-    while (refusal := _advise(address, length, MADV_COLLAPSE)) in PASSING and time.monotonic() < patience:
-        pass
+def _collapse(address: int, length: int) -> int:
+    """As `_advise`, asking on while refusals may pass and patience lasts."""
+    global _patience
+    refusal = _advise(address, length, MADV_COLLAPSE)
+    while refusal in PASSING and _patience > 0:
+        began = time.monotonic()
+        refusal = _advise(address, length, MADV_COLLAPSE)
+        _patience -= time.monotonic() - began
     return refusal
 
 

@@ -88,9 +88,8 @@ class DecoderLayer(nn.Module):
         totals, normed, shared, ids, weights = [], [], [], [], []
         for start, stop in blocks(state.offset, x.shape[0], state.mark_at):
             rows = x[start:stop]
-            mixed = self.mix(rows, state, mode)
             if isinstance(self.mlp, MoE):
-                routed = self.route(rows, mixed, mode)
+                routed = self.route(rows, self.mix(rows, state, mode), mode)
                 rows = routed.total
                 shared.append(self.mlp.shared_output(routed.normed, mode))
                 normed.append(routed.normed)
@@ -98,7 +97,7 @@ class DecoderLayer(nn.Module):
                 weights.append(routed.weights)
                 mx.eval(routed, state.state, shared[-1])
             else:
-                rows = self._feed_forward(rows, mixed, mode)
+                rows = self._feed_forward(rows, self.mix(rows, state, mode), mode)
                 mx.eval(rows, state.state)
             totals.append(rows)
         x = mx.concatenate(totals)

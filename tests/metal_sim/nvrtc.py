@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -65,6 +67,27 @@ def _nvrtc() -> ctypes.CDLL:
 
 def compile_ptx(text: str, name: str, *options: str) -> str:
     """PTX of a CUDA text. CompileError with the compiler's log."""
+    version = importlib.metadata.version("nvidia-cuda-nvrtc")
+    kept = kept_as(text, UTILS, version, ARCHITECTURE, *options).with_suffix(".ptx")
+    if kept.exists():
+        return kept.read_text()
+    with _compiled(text, name, options) as program:
+        ptx = _read(program, "PTX").rstrip(b"\0").decode()
+    keep(kept, ptx)
+    return ptx
+
+
+def registers(text: str, name: str) -> int:
+    """Registers that each thread of a CUDA text's one kernel takes. CompileError with the compiler's log."""
+    with _compiled(text, name, ()) as program:
+        binary = _read(program, "CUBIN")
+    # An attribute of the .nv.info section: format and kind (EIATTR_REGCOUNT), its size, the kernel's symbol, the count.
+    start = binary.index(b"\x04\x2f\x08\x00")
+    return int.from_bytes(binary[start + 8 : start + 12], "little")
+
+
+@contextmanager
+def _compiled(text: str, name: str, options: Sequence[str]) -> Iterator[ctypes.c_void_p]:
     include = _find(PACKAGES["nvidia-cuda-runtime"]).parent
     arguments = [
         f"--gpu-architecture={ARCHITECTURE}",
@@ -75,10 +98,6 @@ def compile_ptx(text: str, name: str, *options: str) -> str:
         f"--pch-dir={cache_folder()}",
         *options,
     ]
-    version = importlib.metadata.version("nvidia-cuda-nvrtc")
-    kept = kept_as(text, UTILS, version, ARCHITECTURE, *options).with_suffix(".ptx")
-    if kept.exists():
-        return kept.read_text()
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     header, header_name = ctypes.c_char_p(UTILS.encode()), ctypes.c_char_p(b"mlx/backend/cuda/device/utils.cuh")
     _checked(
@@ -94,20 +113,18 @@ def compile_ptx(text: str, name: str, *options: str) -> str:
     try:
         flags = (ctypes.c_char_p * len(arguments))(*[a.encode() for a in arguments])
         if nvrtc.nvrtcCompileProgram(program, len(arguments), flags):
-            raise CompileError(_read(program, "ProgramLog"))
-        ptx = _read(program, "PTX")
+            raise CompileError(_read(program, "ProgramLog").rstrip(b"\0").decode())
+        yield program
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    keep(kept, ptx)
-    return ptx
 
 
-def _read(program: ctypes.c_void_p, what: str) -> str:
+def _read(program: ctypes.c_void_p, what: str) -> bytes:
     size = ctypes.c_size_t()
     _checked(getattr(_nvrtc(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
-    text = ctypes.create_string_buffer(size.value)
-    _checked(getattr(_nvrtc(), f"nvrtcGet{what}")(program, text))
-    return text.value.decode()
+    found = ctypes.create_string_buffer(size.value)
+    _checked(getattr(_nvrtc(), f"nvrtcGet{what}")(program, found))
+    return found.raw
 
 
 def _checked(status: int) -> None:

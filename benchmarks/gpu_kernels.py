@@ -17,7 +17,6 @@ from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -78,26 +77,30 @@ def expert_arms(bits: int) -> tuple[dict[str, Step], int]:
     lease = random_lease(layout, EXPERTS, 1)
     rows = random_rows(CALLS, EXPERTS, 2)
     weights = mx.full((1, TOP_K), 1 / TOP_K)
-    gate_up: Any = [mx.contiguous(p) for p in kernels.part_views(lease.records, layout.gate_up) if p is not None]
-    down: Any = [mx.contiguous(p) for p in kernels.part_views(lease.records, layout.down) if p is not None]
+    gate_up, down = (
+        [mx.contiguous(p) for p in kernels.part_views(lease.records, matrix) if p is not None]
+        for matrix in (layout.gate_up, layout.down)
+    )
     slots = [lease.slot_of[r] for r in rows]
     mx.eval(lease.records, rows, weights, gate_up, down, slots)
-    options: Any = {"transpose": True, "group_size": 64, "bits": bits}
     swiglu = mx.compile(lambda gate, up: gate * mx.sigmoid(gate) * up, shapeless=True)
 
     def ours(x: mx.array, i: int) -> mx.array:
         return kernels.expert_ffn(mx.fast.rms_norm(x, None, EPS), lease, rows[i], weights, layout)
 
+    def gathered(x: mx.array, matrix: list[mx.array], i: int) -> mx.array:
+        w, scales, biases = matrix
+        return mx.gather_qmm(x, w, scales, biases, rhs_indices=slots[i], transpose=True, group_size=64, bits=bits)
+
+    def mlx_experts(x: mx.array, i: int) -> mx.array:
+        y = gathered(mx.fast.rms_norm(x, None, EPS).reshape(1, 1, 1, HIDDEN), gate_up, i)
+        return gathered(swiglu(y[..., :INTER], y[..., INTER:]), down, i)
+
     def mlx_pair(x: mx.array, i: int) -> mx.array:
-        x = mx.fast.rms_norm(x, None, EPS).reshape(1, 1, 1, HIDDEN)
-        y = mx.gather_qmm(x, *gate_up, **options | {"rhs_indices": slots[i]})
-        y = mx.gather_qmm(swiglu(y[..., :INTER], y[..., INTER:]), *down, **options | {"rhs_indices": slots[i]})
-        return y[:, i % TOP_K, 0]
+        return mlx_experts(x, i)[:, i % TOP_K, 0]
 
     def mlx_sum(x: mx.array, i: int) -> mx.array:
-        x = mx.fast.rms_norm(x, None, EPS).reshape(1, 1, 1, HIDDEN)
-        y = mx.gather_qmm(x, *gate_up, **options | {"rhs_indices": slots[i]})
-        y = mx.gather_qmm(swiglu(y[..., :INTER], y[..., INTER:]), *down, **options | {"rhs_indices": slots[i]})
+        y = mlx_experts(x, i)
         return (y[:, :, 0] * weights[..., None].astype(y.dtype)).sum(axis=1)
 
     read = TOP_K * sum(m.codes_bytes + 2 * m.scales_bytes for m in (layout.gate_up, layout.down))

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -340,18 +340,26 @@ CUDA_CASES = (
 )
 
 
-@needs_nvrtc
-def test_texts_compile_for_cuda_with_the_fused_operations_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[cuda_check.CudaBuild]]:
+    """What launches compiled for CUDA."""
     monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_check.cuda_kernel, raising=False)
     monkeypatch.setattr(gpu, "device_kind", lambda: "cuda")
     gpu._compiled.cache_clear()
-    with kernels.forced("gpu"), cuda_check.builds() as built:
-        for name in CUDA_CASES:
-            CASES[name]()
-        monkeypatch.setattr(gpu_linear, "LONG", 0)
-        gpu_linear.matvec.cache_clear()
-        CASES["int4 decode T=1"]()
+    with kernels.forced("gpu"), cuda_check.builds() as found:
+        yield found
     gpu._compiled.cache_clear()
+
+
+@needs_nvrtc
+def test_texts_compile_for_cuda_with_the_fused_operations_of_the_source(
+    built: list[cuda_check.CudaBuild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in CUDA_CASES:
+        CASES[name]()
+    monkeypatch.setattr(gpu_linear, "LONG", 0)
+    gpu_linear.matvec.cache_clear()
+    CASES["int4 decode T=1"]()
     gpu_linear.matvec.cache_clear()
     compiled = {re.match("custom_kernel_ttd_(.*)_[0-9a-f]+", build.name)[1] for build in built}  # type: ignore[index]
     texts = {path.stem for path in (Path(gpu.__file__).parent / "texts").glob("*.metal")}
@@ -485,15 +493,10 @@ def test_routing_equals_its_operations(
 @needs_nvrtc
 @pytest.mark.parametrize("experts", [256, 512])
 def test_the_widest_rows_are_routed_with_the_registers_that_a_thread_has(
-    monkeypatch: pytest.MonkeyPatch, experts: int
+    built: list[cuda_check.CudaBuild], experts: int
 ) -> None:
-    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_check.cuda_kernel, raising=False)
-    monkeypatch.setattr(gpu, "device_kind", lambda: "cuda")
-    gpu._compiled.cache_clear()
-    with kernels.forced("gpu"), cuda_check.builds() as built:
-        for width in (gpu_router.WIDEST, 2048):
-            kernels.route(*route_inputs(1, experts, width, mx.bfloat16), 10, "decode")
-    gpu._compiled.cache_clear()
+    for width in (gpu_router.WIDEST, 2048):
+        kernels.route(*route_inputs(1, experts, width, mx.bfloat16), 10, "decode")
     assert len(built) == 2
     for build in built:
         assert 0 < nvrtc.registers(build.text, build.name) <= 65536 // (32 * gpu_router.SIMDGROUPS)

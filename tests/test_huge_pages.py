@@ -13,6 +13,8 @@ from mlx_ttd import kernels
 from mlx_ttd.kernels import huge_pages
 from mlx_ttd.kernels.huge_pages import MADV_COLLAPSE, MADV_HUGEPAGE, huge_page_bytes
 
+needs_huge_pages = pytest.mark.skipif(not huge_page_bytes(), reason="needs huge pages")
+
 
 def huge_bytes_at(address: int) -> int:
     """Bytes of huge pages under the mapping that holds an address."""
@@ -38,7 +40,7 @@ def test_no_byte_changes(count: int, dtype: mx.Dtype) -> None:
     assert np.array_equal(np.array(array.view(mx.uint8)), before)
 
 
-@pytest.mark.skipif(not huge_page_bytes(), reason="needs huge pages")
+@needs_huge_pages
 def test_a_large_array_lies_in_huge_pages() -> None:
     array = mx.zeros(5 * huge_page_bytes(), mx.uint8)
     mx.eval(array)
@@ -46,7 +48,7 @@ def test_a_large_array_lies_in_huge_pages() -> None:
     assert huge_bytes_at(np.array(array, copy=False).ctypes.data + array.nbytes // 2) >= 2 * huge_page_bytes()
 
 
-@pytest.mark.skipif(not huge_page_bytes(), reason="needs huge pages")
+@needs_huge_pages
 def test_a_passing_refusal_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([errno.ENOMEM] * 70 + [errno.EAGAIN, 0])
     asked = []
@@ -59,7 +61,7 @@ def test_a_passing_refusal_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(set(asked)) == 1
 
 
-@pytest.mark.skipif(not huge_page_bytes(), reason="needs huge pages")
+@needs_huge_pages
 @pytest.mark.parametrize("refusal", [errno.ENOMEM, errno.EINVAL])
 def test_patience_with_a_system_that_always_refuses_ends(monkeypatch: pytest.MonkeyPatch, refusal: int) -> None:
     asked = []
@@ -79,7 +81,7 @@ def test_patience_with_a_system_that_always_refuses_ends(monkeypatch: pytest.Mon
     assert len(asked) <= 2 + 10 + array.nbytes / 1e6
 
 
-@pytest.mark.skipif(not huge_page_bytes(), reason="needs huge pages")
+@needs_huge_pages
 def test_one_refused_page_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     size, moved, advised = huge_page_bytes(), [], []
 

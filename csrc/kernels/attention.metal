@@ -68,6 +68,6 @@ for (uint i = thread_position_in_threadgroup.x; i < WIDTH; i += SIMDS * 32) {
     value = fma(sums[p][i], shrink, value);
   }
   value = div_rn(value, weight);
-  if (GATED) value = mul_rn(value, div_rn(1.0f, add_rn(1.0f, exp_f32(-float(gate[query + i])))));
+  if (GATED) value = mul_rn(value, sigmoid(float(gate[query + i])));
   out[query + i] = T(value);
 }

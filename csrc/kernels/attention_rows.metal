@@ -47,12 +47,8 @@ for (int base = 0; base <= until; base += KEYS_AT_ONCE) {
     // Lane l has the score of key l % KEYS_AT_ONCE.
     const float dot = mul_rn(rows_sum<LANES>(dots[j], lane), scale[0]);
     const float score = base + int(lane % KEYS_AT_ONCE) <= last[j] ? dot : none;
-    float highest = score;
-    for (int mask = 1; mask < KEYS_AT_ONCE; mask *= 2) {
-      const float other = from_lane_xor(highest, mask);
-      highest = other > highest ? other : highest;
-    }
-    highest = top[j] > highest ? top[j] : highest;
+    const float here = lanes_max<KEYS_AT_ONCE>(score);
+    const float highest = top[j] > here ? top[j] : here;
     const float shrink = exp_f32(add_rn(top[j], -highest));
     weight[j] = exp_f32(add_rn(score, -highest));
     top[j] = highest;
@@ -78,7 +74,7 @@ for (int j = 0; j < QUERIES; ++j) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float value = div_rn(sum[j][i], whole);
-      if (GATED) value = mul_rn(value, div_rn(1.0f, add_rn(1.0f, exp_f32(-float(gate[place[j] + i])))));
+      if (GATED) value = mul_rn(value, sigmoid(float(gate[place[j] + i])));
       out[place[j] + i] = T(value);
     }
   }

@@ -12,10 +12,7 @@ FN void choose(L logits, threadgroup float* ordered, device int* ids, device flo
     p[i] = expert < EXPERTS ? logits[expert] : none;
     top = p[i] > top ? p[i] : top;
   }
-  for (int mask = 1; mask < 32; mask *= 2) {
-    const float other = from_lane_xor(top, mask);
-    top = other > top ? other : top;
-  }
+  top = lanes_max<32>(top);
   float total = 0.0f;
 #pragma unroll
   for (int i = 0; i < HELD; ++i) {

@@ -52,7 +52,7 @@ for (int t = 0; t < tokens; ++t) {
   const float k_norm = rsqrt_f32(add_rn(lanes_sum<32>(k_square), 1e-6f));
   const float step = add_rn(float(a[t * VALUE_HEADS + head]), bias);
   const float decay = exp_f32(-mul_rn(rate, softplus(step)));
-  const float beta = div_rn(1.0f, add_rn(1.0f, exp_f32(-float(b[t * VALUE_HEADS + head]))));
+  const float beta = sigmoid(float(b[t * VALUE_HEADS + head]));
   float q[HELD], k[HELD];
   for (int i = 0; i < HELD; ++i) {
     q[i] = mul_rn(mixed[i], q_norm);

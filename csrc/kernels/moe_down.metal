@@ -40,7 +40,7 @@ if (part <= CHOICES) {
     dot = add_chunk<SCALE_BITS, 0, G>(row, step, chunk, dot);
   }
   dot = float(T(lanes_sum<SCALE_LANES>(dot)));
-  if (thread_index_in_simdgroup == 0) parts[CHOICES + 1][0] = div_rn(1.0f, add_rn(1.0f, exp_f32(-dot)));
+  if (thread_index_in_simdgroup == 0) parts[CHOICES + 1][0] = sigmoid(dot);
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 for (uint i = thread_position_in_threadgroup.x; i < TILE && tile + i < HIDDEN; i += (CHOICES + 2) * 32) {

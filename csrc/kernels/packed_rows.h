@@ -17,6 +17,15 @@ FN float lanes_sum(float v) {
   return v;
 }
 
+template <int LANES>
+FN float lanes_max(float v) {
+  for (int mask = 1; mask < LANES; mask *= 2) {
+    const float other = from_lane_xor(v, mask);
+    v = other > v ? other : v;
+  }
+  return v;
+}
+
 // The sum over LANES lanes of total[r], in lane r of them: as lanes_sum, but lanes share the rows among themselves.
 template <int LANES, int ROWS>
 FN float rows_sum(thread float (&total)[ROWS], uint lane) {

@@ -8,3 +8,5 @@ FN float softplus(float x) {
 }
 
 FN float swiglu(float gate, float up) { return mul_rn(div_rn(gate, add_rn(1.0f, exp_f32(-gate))), up); }
+
+FN float sigmoid(float x) { return div_rn(1.0f, add_rn(1.0f, exp_f32(-x))); }

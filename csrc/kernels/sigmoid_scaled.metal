@@ -2,6 +2,6 @@
 const uint column = threadgroup_position_in_grid.x * THREADS + thread_position_in_threadgroup.x;
 const uint row = threadgroup_position_in_grid.y;
 if (column < WIDTH) {
-  const float gate = div_rn(1.0f, add_rn(1.0f, exp_f32(-float(scale[row]))));
+  const float gate = sigmoid(float(scale[row]));
   out[ulong(row) * WIDTH + column] = mul_rn(gate, float(x[ulong(row) * WIDTH + column]));
 }

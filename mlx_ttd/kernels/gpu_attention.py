@@ -20,8 +20,9 @@ INPUTS = Text(
 )
 KEPT = ("keys", "key_scales", "key_biases", "values", "value_scales", "value_biases")
 ARGUMENTS = ("x", *KEPT, "gate", "offset", "scale")
-ATTENTION = Text("attention", ARGUMENTS, ("out",), (*HEADERS, "kept_rows.h"))
-ATTENTION_ROWS = Text("attention_rows", ARGUMENTS, ("out",), (*HEADERS, "kept_rows.h"))
+KEPT_HEADERS = (*HEADERS, "scalar_maths.h", "kept_rows.h")
+ATTENTION = Text("attention", ARGUMENTS, ("out",), KEPT_HEADERS)
+ATTENTION_ROWS = Text("attention_rows", ARGUMENTS, ("out",), KEPT_HEADERS)
 NORM_SIMDGROUPS = 8
 # 256 threads leave each the most registers that an Apple GPU gives one.
 SIMDGROUPS = 8

@@ -12,7 +12,7 @@ RMS_NORM = Text("rms_norm", ("x", "w", "eps"), ("out",), (*HEADERS, "norm_row.h"
 ADD_RMS_NORM = Text("add_rms_norm", ("x", "y", "w", "eps"), ("total", "normed"), (*HEADERS, "norm_row.h"))
 GATED_RMS_NORM = Text("gated_rms_norm", ("x", "z", "w", "eps"), ("out",), HEADERS)
 SWIGLU = Text("swiglu", ("gate", "up"), ("out",), ("scalar_maths.h",))
-SIGMOID_SCALED = Text("sigmoid_scaled", ("scale", "x"), ("out",))
+SIGMOID_SCALED = Text("sigmoid_scaled", ("scale", "x"), ("out",), ("scalar_maths.h",))
 SIMDGROUPS = 8
 THREADS = SIMDGROUPS * SIMD_WIDTH
 

@@ -13,8 +13,7 @@ from .backend import Mode, register
 from .gpu import FLOATS, SIMD_WIDTH, Template, Text, constant, lanes_per_row, launch, require_dtype
 from .gpu_linear import multiply, multiply_fits, stored
 from .gpu_norms import SIMDGROUPS as NORM_SIMDGROUPS
-from .norms import add_rms_norm
-from .router import Routed, router
+from .router import Routed, route_in_steps
 from .weight import Weight
 
 CHOOSE = Text("choose", ("logits",), ("ids", "weights"), ("packed_rows.h", "choice.h"))
@@ -49,8 +48,7 @@ def _router(x: mx.array, w: Weight, k: int, mode: Mode) -> tuple[mx.array, mx.ar
 
 def _route(x: mx.array, y: mx.array, norm: mx.array, eps: float, w: Weight, k: int, mode: Mode) -> Routed:
     if not in_one_launch(x.shape[0]) or x.shape[1] > WIDEST:
-        total, normed = add_rms_norm(x, y, norm, eps)
-        return Routed(total, normed, *router(normed, w, k, mode))
+        return route_in_steps(x, y, norm, eps, w, k, mode)
     require_dtype("route", "x", x, *FLOATS)
     require_dtype("route", "y", y, x.dtype)
     require_dtype("route", "norm", norm, mx.float32)

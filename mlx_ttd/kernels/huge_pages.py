@@ -42,13 +42,13 @@ def in_huge_pages(array: mx.array) -> None:
     Reading it then walks fewer page tables, which costs a virtual machine up to a third of its memory bandwidth, and a
     direct read into it is described in fewer pieces. Only whole huge pages within the array are moved.
     """
+    global _patience
     size = huge_page_bytes() if device_kind() == "cpu" else 0
     if not size or array.nbytes < size:
         return
     data = np.array(array.view(mx.uint8), copy=False)
     start = -(-data.ctypes.data // size) * size
     stop = (data.ctypes.data + data.nbytes) // size * size
-    global _patience
     _patience += array.nbytes / BYTES_PER_SECOND
     # Linux collapses on request since 6.1; before, it may do so in time where it is advised to.
     refusal = _collapse(start, stop - start)
@@ -72,5 +72,10 @@ def _collapse(address: int, length: int) -> int:
 
 def _advise(address: int, length: int, advice: int) -> int:
     """0, or the system's reason (an errno) for refusing the advice."""
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    return ctypes.get_errno() if madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice) else 0
+    refused = _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice)
+    return ctypes.get_errno() if refused else 0
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -32,7 +32,8 @@ def _router(x: mx.array, w: Weight, k: int, mode: Mode) -> tuple[mx.array, mx.ar
     return ids, weights / total
 
 
-def _route(x: mx.array, y: mx.array, norm: mx.array, eps: float, w: Weight, k: int, mode: Mode) -> Routed:
+def route_in_steps(x: mx.array, y: mx.array, norm: mx.array, eps: float, w: Weight, k: int, mode: Mode) -> Routed:
+    """`route` as the two operations that it is made of."""
     total, normed = add_rms_norm(x, y, norm, eps)
     return Routed(total, normed, *router(normed, w, k, mode))
 
@@ -51,4 +52,4 @@ def route(x: mx.array, y: mx.array, norm: mx.array, eps: float, w: Weight, k: in
 
 
 register("router", "reference", _router)
-register("route", "reference", _route)
+register("route", "reference", route_in_steps)

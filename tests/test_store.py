@@ -89,7 +89,7 @@ def test_an_embedding_row_is_one_range(made: Path) -> None:
     np.testing.assert_array_equal(raw, values(store.spec)["embedding"][1][17])
 
 
-def test_read_tensor_needs_no_second_copy(made: Path) -> None:
+def test_read_tensor_needs_no_second_copy(made: Path, nothing_left_by_others: None) -> None:
     tensor = open_store(made).resident["head"]
     mx.synchronize()
     before = mx.get_active_memory()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import shutil
@@ -22,6 +21,7 @@ from mlx_ttd.streaming import ExpertProvider, Ledger, ReadPool, policy_names
 from mlx_ttd.streaming.policies import make_policy
 from mlx_ttd.streaming.read_pool import pread_into
 
+pytestmark = pytest.mark.usefixtures("nothing_left_by_others")
 STORE = open_store(mlx_ttd.demo_path())
 STRIDE = STORE.layouts[0].stride
 EXPERTS, TOP_K = STORE.spec.experts, STORE.spec.top_k
@@ -49,12 +49,6 @@ def make_provider(
 
 def held(lease, expert):
     return np.array(lease.records)[int(np.array(lease.slot_of)[expert])]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_left_by_others():
-    """Models that other tests left in cycles evaluate arrays when they are collected, which would count as ours."""
-    gc.collect()
 
 
 @pytest.fixture

@@ -78,6 +78,16 @@ def exact_contributions(x: mx.array, bank: Bank, rows: mx.array, layout: RecordL
     return out
 
 
+def row_error(found: mx.array, exact: np.ndarray, least: float = 0.0) -> float:
+    """Largest relative error of a row, in the Euclidean norm, against the root mean square of all rows' norms.
+
+    `least` bounds that mean from below, for sums that may cancel to less than any order of adding them can resolve.
+    """
+    exact = np.asarray(exact, np.float64)
+    norms = np.linalg.norm(np.array(found, np.float64) - exact, axis=-1)
+    return float(norms.max() / max(np.sqrt((exact**2).mean() * exact.shape[-1]), least, 1e-150))
+
+
 def random_weight(
     rows: int, cols: int, form: str, rng: np.random.Generator, group: int = 64
 ) -> tuple[Weight, np.ndarray]:

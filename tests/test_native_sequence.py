@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_cases import row_error
 
 from mlx_ttd import kernels
 from mlx_ttd.kernels import Weight
@@ -21,16 +22,6 @@ TOLERANCE = 1e-5
 
 def normal(rng, *shape, scale=1.0):
     return (rng.standard_normal(shape) * scale).astype(np.float32)
-
-
-def error(found, exact, least=0.0):
-    """Largest relative error of a row, in the Euclidean norm, against the root mean square of all rows' norms.
-
-    `least` bounds that mean from below, for sums that may cancel to less than any order of adding them can resolve.
-    """
-    exact = np.asarray(exact, np.float64)
-    norms = np.linalg.norm(np.array(found, np.float64) - exact, axis=-1)
-    return norms.max() / max(np.sqrt((exact**2).mean() * exact.shape[-1]), least, 1e-150)
 
 
 def sigmoid(x):
@@ -115,7 +106,7 @@ def check_delta(inputs):
     unaligned = np.sqrt((exact[2] ** 2).sum(axis=(1, 2)).mean()) / dim
     for wanted in (exact, reference):
         for part, goal, least in zip(found, wanted, (unaligned, 0.0, 0.0), strict=True):
-            assert error(part, np.array(goal), least) < TOLERANCE
+            assert row_error(part, np.array(goal), least) < TOLERANCE
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(0, 2**32))
@@ -167,9 +158,9 @@ def exact_attention(q, keys, values, offset, gate, scale):
 def test_attention_against_float64_and_the_reference(rows, offset, shape, dim, gated, dtype, seed):
     case = attend(np.random.default_rng(seed), rows, offset, *shape, dim, gated, dtype)
     found = kernels.attention(*case, "prefill")
-    assert error(found, exact_attention(*case)) < TOLERANCE
+    assert row_error(found, exact_attention(*case)) < TOLERANCE
     with kernels.forced("reference"):
-        assert error(found, np.array(kernels.attention(*case, "prefill"))) < TOLERANCE
+        assert row_error(found, np.array(kernels.attention(*case, "prefill"))) < TOLERANCE
 
 
 @given(st.integers(0, 40), st.integers(1, 39), st.integers(0, 2**32))
@@ -210,7 +201,7 @@ def test_norm_and_rotation_against_float64(dim, rotated):
     left, right = exact[..., :half].copy(), exact[..., half:rotated].copy()
     exact[..., :half], exact[..., half:rotated] = left * cos - right * sin, right * cos + left * sin
     # Positions of a thousand times an f32 frequency: the angle itself is rounded, in every implementation.
-    assert error(kernels.norm_rope(x, w, 1e-6, rotated, theta, offset), exact) < 2e-4
+    assert row_error(kernels.norm_rope(x, w, 1e-6, rotated, theta, offset), exact) < 2e-4
 
 
 @settings(max_examples=25)
@@ -283,4 +274,4 @@ def test_instruction_sets_agree():
         native.set_isa(before)
     base = found.pop("portable")
     for other in found.values():
-        assert max(error(a, b) for a, b in zip(base, other, strict=True)) < TOLERANCE
+        assert max(row_error(a, b) for a, b in zip(base, other, strict=True)) < TOLERANCE

@@ -322,7 +322,3 @@ def main() -> None:
     except KeyboardInterrupt:
         _note("interrupted")
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,7 @@ MEMORY = ["--memory", "300MB"]
 
 def run(*arguments, stdin=None, timeout=120, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "mlx_ttd.cli", *map(str, arguments)],
+        [sys.executable, "-m", "mlx_ttd", *map(str, arguments)],
         capture_output=True,
         text=True,
         input=stdin,
@@ -64,7 +64,7 @@ def test_chat_keeps_history_and_ends_at_end_of_input():
 
 
 def test_interrupt_ends_cleanly_with_the_text_so_far():
-    command = [sys.executable, "-u", "-m", "mlx_ttd.cli", "generate", "In the beginning", "-n", "4000", *MEMORY]
+    command = [sys.executable, "-u", "-m", "mlx_ttd", "generate", "In the beginning", "-n", "4000", *MEMORY]
     # A run that was itself started in the background hands an ignored SIGINT down.
     process = subprocess.Popen(
         command,

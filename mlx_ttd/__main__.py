@@ -1,0 +1,5 @@
+"""python -m mlx_ttd is mlx-ttd."""
+
+from .cli import main
+
+main()

@@ -24,9 +24,9 @@ def _attention_scores(spec: ModelSpec, for_gpu: bool) -> bool:
     return kind == "reference" or (kind == "gpu" and spec.head_dim not in kernels.ATTENTION_WIDTHS)
 
 
-def total_bytes(memory: str | int) -> int:
-    """What a memory option means on this machine, in bytes."""
-    return auto_budget() if memory == "auto" else parse_size(memory)
+def total_bytes(memory: str | int, held: int = 0) -> int:
+    """What a memory option means on this machine, in bytes, to somebody who holds some already."""
+    return auto_budget(held) if memory == "auto" else parse_size(memory)
 
 
 def divide_budget(

@@ -18,7 +18,7 @@ from ._version import __version__
 from .allocation import divide_budget, residual_dtype, total_bytes
 from .assembly import assemble, enter_division
 from .backends import force_backend, require_matmul
-from .errors import ContextError, StateError
+from .errors import ContextError, LeaseError, StateError
 from .generation import (
     Chunk,
     GenerationOptions,
@@ -159,21 +159,22 @@ class LLM:
                 f"the prompt has {needed:,} tokens and memory is reserved for {self.context:,}; "
                 f"shorten it or load with context={len(ids) + options.length}."
             )
+        sampler, processors = options.sampler(), options.all_processors(len(ids))
+        text = output_stream(self.tokenizer if self.has_tokenizer else None, self._ends(), prompt, ids, options)
         self.governor.begin()
         running = self._continue_or_start(ids)
         fresh = ids[len(running.tokens) :]
         if mark > len(running.tokens):
             running.mark(mark)
         record.begin(len(ids), len(running.tokens))
-        text = output_stream(self.tokenizer if self.has_tokenizer else None, self._ends(), prompt, ids, options)
         limit = min(options.length, self.context - len(ids) + 1)
         line = ProgressLine("reading the prompt", self.options.progress)
         steps = generate_tokens(
             running,
             fresh,
             limit,
-            options.sampler(),
-            options.all_processors(len(ids)),
+            sampler,
+            processors,
             self.division.chunk,
             self.counters,
             options.on_prefill or line.bar(),
@@ -206,9 +207,12 @@ class LLM:
         return running
 
     def stats(self, reset: bool = False) -> Stats:
-        """Counters and configuration; reset=True starts the counters anew afterwards."""
+        """Counters and configuration; reset=True starts the counters anew afterwards.
+
+        While another thread is in the middle of a step, that step and those just before it may not be counted yet.
+        """
         if self.provider is not None:
-            self.provider.settle()
+            self._turns.between_steps(self.provider.settle)
         stats = Stats(
             self.counters.copy(),
             self.options,
@@ -247,19 +251,23 @@ class LLM:
         self._turns.alone(lambda: self._set_memory(memory))
 
     def _set_memory(self, memory: str | int) -> None:
-        total = total_bytes(memory)
+        total = total_bytes(memory, self.ledger.used)
         options = replace(self.options, memory=memory)
+        if self.provider is not None and self.provider.lent:
+            raise LeaseError("the memory of a model cannot be changed while a lease on it is open; release it first.")
         others = self.ledger.used - self.ledger.own
         division = divide_budget(self.store, options, self.context, max(0, total - others))
         self.ledger.total = max(self.ledger.total, total)
         if self._running is not None and not division.mark:
             self._running.mark(0)
-        for account, amount in (("scratch", division.scratch), ("mark", division.mark)):
-            self.ledger.leave(account)
-            self.ledger.enter(account, amount)
         self._unwire()
+        # Every account is closed before the first is opened anew: scratch may grow where slots shrink.
+        for account in ("scratch", "mark"):
+            self.ledger.leave(account)
         if self.provider is not None:
             self.provider.resize(division.slots)
+        self.ledger.enter("scratch", division.scratch)
+        self.ledger.enter("mark", division.mark)
         self._unwire = self._wire()
         self.ledger.total = total
         self.options, self.division = options, division

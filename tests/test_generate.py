@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
@@ -13,8 +14,12 @@ import pytest
 
 import mlx_ttd
 from mlx_ttd import kernels
+from mlx_ttd.allocation import divide_budget
 from mlx_ttd.errors import BudgetError, BusyError, ContextError, OptionError, StateError, StoreError
 from mlx_ttd.generation import token_digest
+from mlx_ttd.options import make_options
+from mlx_ttd.store import open_store
+from mlx_ttd.streaming import memory
 
 MEMORY = "300MB"
 
@@ -278,6 +283,119 @@ def test_threads_take_turns(llm):
     for thread in threads:
         thread.join(60)
     assert found == wanted
+
+
+def step_in_another_thread(llm, in_the_step):
+    """Call `in_the_step` from this thread while another is in the middle of reading a prompt; what that one got."""
+    begun, go_on, found = threading.Event(), threading.Event(), []
+
+    def pause(done, total):
+        begun.set()
+        go_on.wait(30)
+
+    thread = threading.Thread(
+        target=lambda: found.append(llm.generate(ids(600), max_tokens=4, ignore_eos=True, on_prefill=pause))
+    )
+    thread.start()
+    begun.wait(30)
+    try:
+        in_the_step()
+    finally:
+        go_on.set()
+        thread.join(60)
+    return found[0]
+
+
+def test_a_model_is_not_closed_in_the_middle_of_a_step(llm):
+    def close():
+        with pytest.raises(BusyError, match="in the middle of a step"):
+            llm.close()
+
+    llm._running = None
+    assert len(step_in_another_thread(llm, close).tokens) == 4
+    assert not llm.closed
+
+
+def test_figures_asked_for_in_the_middle_of_a_step_leave_its_work_alone(llm, monkeypatch):
+    settled, settle = [], llm.provider.settle
+    monkeypatch.setattr(llm.provider, "settle", lambda: settled.append(threading.current_thread()) or settle())
+    wanted = fresh(llm, ids(600), max_tokens=4, ignore_eos=True)
+    llm._running = None
+    assert step_in_another_thread(llm, llm.stats).digest == wanted.digest
+    assert threading.current_thread() not in settled
+    llm.stats()
+    assert threading.current_thread() in settled
+
+
+def test_figures_asked_for_all_the_time_change_no_bit(llm):
+    wanted, done, calls = fresh(llm, ids(8), max_tokens=100, ignore_eos=True).digest, threading.Event(), []
+
+    def ask():
+        while not done.is_set():
+            calls.append(llm.stats())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        assert fresh(llm, ids(8), max_tokens=100, ignore_eos=True).digest == wanted
+    finally:
+        done.set()
+        thread.join(60)
+    assert len(calls) > 10
+
+
+def test_a_thread_that_waited_for_a_model_that_closes_is_told():
+    caught = []
+
+    def wait():
+        try:
+            llm.generate("And", max_tokens=2)
+        except BusyError as error:
+            caught.append(str(error))
+
+    with mlx_ttd.load("demo", MEMORY) as llm:
+        stream = llm.stream("And", max_tokens=50)
+        next(stream)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.1)
+        llm.close()
+        thread.join(30)
+    assert ["closed" in text for text in caught] == [True]
+
+
+def test_a_callback_that_uses_its_own_model_is_refused(llm):
+    with pytest.raises(BusyError, match="in the middle of a step"):
+        fresh(llm, ids(40), max_tokens=2, on_prefill=lambda done, total: llm.generate("And", max_tokens=1))
+    assert fresh(llm, ids(40), max_tokens=2).tokens
+
+
+def test_an_option_out_of_range_leaves_the_live_sequence(llm):
+    first = fresh(llm, ids(20), max_tokens=3, ignore_eos=True)
+    with pytest.raises(OptionError):
+        llm.generate([*ids(20), *first.tokens], temperature=-1.0)
+    assert llm.generate([*ids(20), *first.tokens], max_tokens=1).cached_tokens == 22
+
+
+def test_a_larger_budget_may_buy_a_chunk_and_cost_slots():
+    least = mlx_ttd.info("demo")["least_bytes"]
+    store, options = open_store(mlx_ttd.demo_path()), make_options({})
+    divisions = [divide_budget(store, options, options.context, least + i * 500_000) for i in range(12)]
+    grown = next(b for a, b in pairwise(divisions) if b.slots < a.slots)
+    before = divisions[divisions.index(grown) - 1]
+    with mlx_ttd.load("demo", before.total) as llm:
+        llm.set_memory(grown.total)
+        assert (llm.provider.slots, llm.division.chunk) == (grown.slots, grown.chunk)
+        assert sum(llm.ledger.accounts.values()) <= llm.ledger.total == grown.total
+        assert llm.generate("And", max_tokens=2).tokens
+
+
+def test_an_automatic_budget_counts_what_the_model_holds(monkeypatch):
+    with mlx_ttd.load("demo", MEMORY) as llm:
+        held = llm.ledger.used
+        monkeypatch.setattr(memory, "machine_memory", lambda: (16 * 10**9, 10**9 - held))
+        llm.set_memory("auto")
+        assert llm.ledger.total == 10**9 - max(memory.LEAST_ROOM, int(10**9 * memory.ROOM_SHARE))
 
 
 def test_the_budget_changes_without_loading_anew():

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Generic, TypeVar
 
 from ..errors import BusyError
@@ -24,6 +25,7 @@ class Turns:
         self._lock = threading.Lock()
         self._current: Turn | None = None
         self._process = os.getpid()
+        self.stepping = threading.RLock()
         self.closed = False
 
     def check(self) -> None:
@@ -46,25 +48,49 @@ class Turns:
         finally:
             turn.close()
 
+    def between_steps(self, work: Callable[[], None]) -> None:
+        """Do `work` unless another thread is in the middle of a step."""
+        if self.stepping.acquire(blocking=False):
+            try:
+                work()
+            finally:
+                self.stepping.release()
+
     def begin(self, turn: Turn) -> None:
         self.check()
         current = self._current
-        if current is not None and current.in_main_thread and threading.current_thread() is threading.main_thread():
+        if current is not None and current.thread is threading.current_thread() is threading.main_thread():
             current.close()
         self._lock.acquire()
         self._current = turn
+        try:
+            self.check()
+        except BusyError:
+            self.end(turn)
+            raise
 
     def end(self, turn: Turn) -> None:
         if self._current is turn:
             self._current = None
             self._lock.release()
 
+    def holds(self, turn: Turn) -> bool:
+        return self._current is turn
+
     def close(self) -> None:
-        """End the running generation, if it is this thread's to end, and refuse new ones."""
+        """End the generation that is left unfinished and refuse new ones. BusyError in the middle of a step."""
         self.check()
-        if self._current is not None:
-            self._current.close()
         self.closed = True
+        current = self._current
+        try:
+            if current is not None:
+                current.close()
+        except BusyError:
+            self.closed = False
+            raise
+        # Whoever has the lock now is about to find the model closed.
+        with self._lock:
+            pass
 
 
 class Turn(Generic[T], Iterator[T]):
@@ -72,26 +98,34 @@ class Turn(Generic[T], Iterator[T]):
 
     def __init__(self, turns: Turns, work: Generator[T, None, None]):
         self._turns, self._work = turns, work
-        self._begun = False
-        self.in_main_thread = False
+        self.thread: threading.Thread | None = None
 
     def __next__(self) -> T:
-        if not self._begun:
-            self._turns.begin(self)
-            self._begun = True
-            self.in_main_thread = threading.current_thread() is threading.main_thread()
-        try:
-            return next(self._work)
-        except BaseException:
-            self.close()
-            raise
+        if self.thread is None:
+            self.thread = threading.current_thread()
+            try:
+                self._turns.begin(self)
+            except BaseException:
+                self.thread = None
+                raise
+        with self._turns.stepping:
+            try:
+                return next(self._work)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
-        """End the generation; the model is free again."""
-        self._work.close()
-        if self._begun:
+        """End the generation; the model is free again. BusyError while it is in the middle of a step."""
+        if getgeneratorstate(self._work) == GEN_RUNNING:
+            raise BusyError("this generation is in the middle of a step; close it, or the model, after that.")
+        if not self._turns.holds(self):
+            self._work.close()
+            return
+        with self._turns.stepping:
+            self._work.close()
             self._turns.end(self)
 
     def __del__(self) -> None:
-        with suppress(ValueError, RuntimeError):
+        with suppress(BusyError, RuntimeError):
             self.close()

@@ -78,11 +78,15 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def auto_budget() -> int:
-    """Half of RAM, at most what can be had with room left to others, and on Metal the recommended working set."""
+def auto_budget(held: int = 0) -> int:
+    """Half of RAM, at most what can be had with room left to others, and on Metal the recommended working set.
+
+    held: bytes that the asker has already and may keep.
+    """
     import mlx.core as mx
 
     total, reclaimable = machine_memory()
+    reclaimable += held
     room = max(LEAST_ROOM, int(reclaimable * ROOM_SHARE))
     budget = min(total // 2, max(1, reclaimable - room))
     if mx.metal.is_available():

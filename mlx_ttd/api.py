@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from . import kernels
 from .allocation import divide_budget
 from .errors import BudgetError, OptionError
 from .llm import LLM
@@ -86,10 +87,12 @@ def load(
     store = open_store(store_path(path_or_id, chosen))
     if interactive() if replace is None else replace:
         close_open(store.path, keep=share)
+    forced = kernels.forced_kind()
     try:
         return note_open(LLM(store, chosen, share))
-    except BudgetError as error:
-        if share is None:
+    except BaseException as error:
+        kernels.set_backend(forced)
+        if share is None or not isinstance(error, BudgetError):
             raise
         raise BudgetError(
             f"{store.path} needs at least {error.least_bytes or 0:,} bytes and {share.store.path} leaves "

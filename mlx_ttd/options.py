@@ -14,6 +14,8 @@ from .errors import OptionError
 from .streaming import PREFETCH, parse_size, policy_names
 
 PREFIX = "MLX_TTD_"
+# MLX_TTD_DEBUG, which the kernels read: slot indices are checked.
+NO_OPTIONS = ("debug",)
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 DTYPES = ("auto", "float32", "bfloat16")
 DEFAULTS_FILE = Path(__file__).with_name("defaults.json")
@@ -110,6 +112,7 @@ def make_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.e
     """Options from arguments over environment over defaults. OptionError for an unknown name or a bad value."""
     known = {f.name: f for f in fields(Options)}
     variables = {key.removeprefix(PREFIX).lower(): text for key, text in environment.items() if key.startswith(PREFIX)}
+    variables = {name: text for name, text in variables.items() if name not in NO_OPTIONS}
     for name, shown in [(n, n) for n in given] + [(n, PREFIX + n.upper()) for n in variables]:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)

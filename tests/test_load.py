@@ -237,6 +237,18 @@ def test_a_backend_that_cannot_be_had_is_an_error(monkeypatch):
         assert llm.generate("And", max_tokens=2).tokens
 
 
+def test_a_failed_load_leaves_the_backend_as_it_was():
+    with pytest.raises(BudgetError):
+        mlx_ttd.load("demo", "1MB", backend="reference")
+    assert kernels.forced_kind() is None
+
+
+def test_debugging_kernels_is_no_option(monkeypatch):
+    monkeypatch.setenv("MLX_TTD_DEBUG", "1")
+    with mlx_ttd.load("demo", MEMORY) as llm:
+        assert llm.generate("And", max_tokens=1).tokens
+
+
 def test_a_forced_backend_runs_what_has_it():
     wanted = "reference" if native_status().startswith("none") else "native"
     try:

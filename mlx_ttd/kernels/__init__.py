@@ -23,7 +23,7 @@ from . import (
     native_top,
 )
 from .attention import ATTENTION_BLOCK, attention, attention_inputs
-from .backend import Mode, chosen, device_kind, forced, set_backend, used
+from .backend import Mode, chosen, device_kind, forced, forced_kind, set_backend, used
 from .bank import bank_write
 from .bf16_products import bf16_products, has_bf16_products
 from .delta_mixer import DeltaMixer, delta_inputs, delta_mixer
@@ -78,6 +78,7 @@ __all__ = [
     "expert_ffn",
     "expert_ffn_accumulate",
     "forced",
+    "forced_kind",
     "gated_delta",
     "gated_rms_norm",
     "has_bf16_products",

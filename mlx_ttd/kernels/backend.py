@@ -69,6 +69,11 @@ def chosen(op: str) -> Kind:
     return next((kind for kind in _kinds(op) if kind in _variants[op]), "reference")
 
 
+def forced_kind() -> Kind | None:
+    """What `set_backend` was last told."""
+    return _forced
+
+
 def set_backend(kind: Kind | None) -> None:
     """Force one implementation for every operation (None: choose). KernelError at the call that lacks it."""
     global _forced

@@ -62,6 +62,16 @@ def test_a_passing_refusal_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_huge_pages
+def test_an_array_without_a_whole_huge_page_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(huge_pages, "_advise", lambda *call: asked.append(call) or errno.EINVAL)
+    array = mx.zeros(huge_page_bytes(), mx.uint8)
+    mx.eval(array)
+    kernels.in_huge_pages(array)
+    assert not asked
+
+
+@needs_huge_pages
 @pytest.mark.parametrize("refusal", [errno.ENOMEM, errno.EINVAL])
 def test_patience_with_a_system_that_always_refuses_ends(monkeypatch: pytest.MonkeyPatch, refusal: int) -> None:
     asked = []

@@ -44,11 +44,13 @@ def in_huge_pages(array: mx.array) -> None:
     """
     global _patience
     size = huge_page_bytes() if device_kind() == "cpu" else 0
-    if not size or array.nbytes < size:
+    if not size:
         return
     data = np.array(array.view(mx.uint8), copy=False)
     start = -(-data.ctypes.data // size) * size
     stop = (data.ctypes.data + data.nbytes) // size * size
+    if stop <= start:
+        return
     _patience += array.nbytes / BYTES_PER_SECOND
     # Linux collapses on request since 6.1; before, it may do so in time where it is advised to.
     refusal = _collapse(start, stop - start)

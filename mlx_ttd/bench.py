@@ -28,7 +28,8 @@ class BenchReport:
     """Measured and forecast. decode_tok_s, first_token_seconds: by length of the prompt, of random tokens.
 
     hit_rate, bytes_per_token, disk_gb_s: of decoding at the longest; disk_gb_s over the time with a read in flight.
-    phases: share of a profiled step. cache: what is known of the page cache, "direct" or "unknown".
+    phases: share of a profiled decode step. cache: what is known of the page cache, "passed by" by direct reads or
+    "on, what it held is unknown".
     """
 
     store: str
@@ -104,12 +105,14 @@ def bench(
             response = llm.generate(ids, max_tokens=1, temperature=0.0, ignore_eos=True)
             firsts[length] = response.first_token_seconds
             counted = llm.counters.copy()
-            response = llm.generate([*ids, *response.tokens], max_tokens=tokens, temperature=0.0, ignore_eos=True)
+            ids += response.tokens
+            response = llm.generate(ids, max_tokens=tokens, temperature=0.0, ignore_eos=True)
             rates[length] = tokens / sum(response.step_seconds)
         counts = llm.counters.since(counted)
         profile = Profile()
         with probing(profile):
-            llm.generate([*ids, 0], max_tokens=PROFILED, temperature=0.0, ignore_eos=True)
+            # Only the last token is new to the live sequence, so nothing is read but by decode steps.
+            llm.generate([*ids, *response.tokens], max_tokens=PROFILED, temperature=0.0, ignore_eos=True)
         after, stats, opened = machine_state(llm.store.path), llm.stats(), llm.store
         total, chosen, slots = llm.division.total, llm.options, llm.division.slots
     told = forecast(opened, chosen, probe(opened), total, max(firsts))

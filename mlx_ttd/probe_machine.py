@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 from . import kernels
 from .api import demo_path, info, load
 from .kernels import Weight
+from .llm import LLM
 from .machine import Machine
 from .store import Store
 from .streaming import disk_rates, machine_memory
@@ -55,9 +59,18 @@ def _multiplications(x: mx.array) -> float:
     return 2 * x.shape[0] * ROWS * COLS / min(spent) / 1e9
 
 
+@contextmanager
+def _loaded(store: Path, memory: str | int, **options: Any) -> Iterator[LLM]:
+    """A model on the backend that this process has forced, if any; a load by itself would change that for good."""
+    kind = kernels.forced_kind()
+    options |= {"backend": kind or "auto", "verify": "off", "progress": False, "replace": False}
+    with kernels.forced(kind), load(store, memory, **options) as llm:
+        yield llm
+
+
 def _layer_us() -> float:
     """Microseconds of one streamed layer of the demo model, whose weights take next to no time."""
-    with load(demo_path(), "400MB", slots=22, verify="off", progress=False, replace=False) as llm:
+    with _loaded(demo_path(), "400MB", slots=22) as llm:
         response = llm.generate([1] * 8, max_tokens=STEPS, ignore_eos=True)
         return statistics.median(response.step_seconds) / len(llm.store.spec.layer_types) * 1e6
 
@@ -66,7 +79,7 @@ def _computing(store: Store) -> float:
     """Seconds of a decode step of `store` at the least budget that found every expert in memory; 0 without one."""
     least = info(store.path)["least_bytes"]
     found = []
-    with load(store.path, least, verify="off", progress=False, replace=False) as llm:
+    with _loaded(store.path, least) as llm:
         cache, token = llm.model.make_cache(), mx.array([[1]])
         for _ in range(STEPS):
             misses, began = llm.counters.misses, time.perf_counter()
@@ -77,7 +90,7 @@ def _computing(store: Store) -> float:
 
 
 def probe(store: Store) -> Machine:
-    """Measure this machine in some seconds: 0.5 GB of memory, then the least budget of `store`."""
+    """Measure this machine, as its forced backend runs, in some seconds: 0.5 GB of memory, then `store`'s least."""
     disk, page_cache, discarded = disk_rates(store)
     dtype = mx.float32 if kernels.device_kind() == "cpu" else mx.bfloat16
     row = mx.random.normal((1, COLS)).astype(dtype)

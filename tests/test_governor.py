@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -69,6 +70,22 @@ def test_a_shrink_at_any_time_changes_no_bit(when, calm):
         assert llm.stats().counters.shrinks == 1
         llm.set_memory("400MB")
         assert llm.provider.slots == 16
+
+
+def test_a_loop_of_another_program_is_governed_in_every_layer_of_a_step(calm):
+    with mlx_ttd.load("demo", "400MB", slots=8) as llm:
+        machine = Machine(CALM)
+        govern(llm, machine)
+        cache, token, tokens = llm.model.make_cache(), PROMPT[-1], []
+        llm.model(mx.array([PROMPT[:-1]]), cache=cache)
+        for step in range(len(calm.tokens)):
+            machine.readings = [SHORT, CALM] if step == 9 else [CALM]
+            looks = machine.looks
+            token = llm.model(mx.array([[token]]), cache=cache)[0, -1].argmax().item()
+            tokens.append(token)
+            assert machine.looks - looks == len(llm.provider.banks)
+        assert llm.provider.slots == 4
+        assert tokens == list(calm.tokens)
 
 
 def test_lasting_pressure_ends_at_the_least_slots_and_the_run_goes_on(calm):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import mlx_ttd
-from mlx_ttd.errors import KernelError, TTDError
+from mlx_ttd.errors import KernelError, OptionError, TTDError
 from mlx_ttd.layers import StreamedExperts
 
 MEMORY = "300MB"
@@ -142,6 +142,14 @@ def test_transformations_are_refused_in_a_sentence(transform):
 def test_batches_are_refused_in_a_sentence():
     with mlx_ttd.load("demo", MEMORY) as llm, pytest.raises(KernelError, match=r"one sequence"):
         llm.model(mx.zeros((2, 3), mx.int32))
+
+
+@pytest.mark.parametrize("token", [-1, 2048, 1 << 30])
+def test_a_token_outside_the_vocabulary_is_refused_in_a_sentence(token):
+    with mlx_ttd.load("demo", MEMORY) as llm:
+        with pytest.raises(OptionError, match=rf"^token {token} is outside the vocabulary of 2,048\.$"):
+            llm.model(mx.array([[5, token]]))
+        llm.model(mx.array([[0, 2047]]))
 
 
 def test_every_error_has_one_base():

@@ -14,12 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlx_ttd
+from mlx_ttd.allocation import divide_budget
 from mlx_ttd.errors import BudgetError, LeaseError, OptionError, RecordError
 from mlx_ttd.observe import Counters
+from mlx_ttd.options import make_options
+from mlx_ttd.spec import STRIDE_UNIT
 from mlx_ttd.store import open_store
 from mlx_ttd.streaming import ExpertProvider, Ledger, ReadPool, policy_names
 from mlx_ttd.streaming.policies import make_policy
 from mlx_ttd.streaming.read_pool import pread_into
+from mlx_ttd.streaming.slots import SlotBank
 
 pytestmark = pytest.mark.usefixtures("nothing_left_by_others")
 STORE = open_store(mlx_ttd.demo_path())
@@ -96,6 +100,29 @@ def test_leases_hold_what_was_asked_within_the_budget(calls, slots, policy, part
     assert provider.ledger.used == 0
 
 
+@pytest.mark.slow
+def test_a_bank_of_more_than_two_gib_is_one_buffer():
+    bank = SlotBank(200, 140, 1000 * STRIDE_UNIT, make_policy("lfu", 200))
+    bank.slot_of[7] = 139
+    bank.row(7)[-1] = 9
+    assert bank.records.shape == (140, 1000 * STRIDE_UNIT)
+    assert bank.records[139, -1].item() == 9
+
+
+def test_arrays_that_cannot_be_evaluated_keep_their_slots(monkeypatch):
+    bank = SlotBank(8, 4, STRIDE_UNIT, make_policy("lfu", 8))
+    slots = np.array([1])
+    bank.pins[slots] += 1
+    bank.unpin(slots, [mx.zeros(1)])
+    monkeypatch.setattr(mx, "eval", lambda *arrays: (_ for _ in ()).throw(RuntimeError("no stream")))
+    with pytest.raises(RuntimeError):
+        bank.settle()
+    monkeypatch.undo()
+    assert bank._held[1] == 1
+    bank.settle()
+    assert bank._held[1] == 0
+
+
 def test_a_released_lease_keeps_its_slots_until_its_arrays_are_evaluated():
     provider = make_provider(slots=TOP_K)
     for lease in provider.waves(0, np.arange(TOP_K)):
@@ -167,10 +194,45 @@ def test_resizing_empties_the_banks_and_moves_the_ledger():
 
 
 def test_too_few_slots_or_bytes_are_refused():
-    with pytest.raises(BudgetError, match=str(TOP_K)):
+    too_few = rf"^slots={TOP_K - 1} cannot hold .* at least slots={TOP_K}, or 0"
+    with pytest.raises(OptionError, match=too_few):
         make_provider(slots=TOP_K - 1)
+    with pytest.raises(OptionError, match=too_few):
+        mlx_ttd.load("demo", "300MB", slots=TOP_K - 1)
+    with pytest.raises(OptionError, match=too_few):
+        mlx_ttd.plan("demo", "300MB", slots=TOP_K - 1)
     with pytest.raises(BudgetError, match="left"):
         make_provider(slots=EXPERTS, total=1000)
+
+
+def test_more_slots_than_experts_cost_what_all_experts_cost():
+    all_of_them, more = (divide_budget(STORE, make_options({"slots": n}), 4096, 3 * 10**8) for n in (EXPERTS, 4096))
+    assert more == all_of_them
+    assert more.slots == EXPERTS
+
+
+def test_what_comes_before_a_call_comes_once_while_nothing_is_lent_and_may_resize():
+    provider = make_provider(slots=8)
+    for lease in provider.waves(0, np.arange(4)):
+        lease.release(())
+    sizes, lent = [6, 4, 8], []
+
+    def before_call():
+        lent.append(provider.lent)
+        provider.resize(sizes[len(lent) - 1])
+
+    provider.before_call = before_call
+    for calls, ids in enumerate(([0, 1, 8, 9], [0, 1, 2, 3, 4], [0, 1, 2, 3]), 1):
+        seen = []
+        for lease in provider.arrivals(0, np.array(ids)):
+            for expert in lease.experts:
+                np.testing.assert_array_equal(held(lease, expert), RECORDS[0][expert])
+            seen += lease.experts.tolist()
+            lease.release(())
+        assert sorted(seen) == ids
+        assert provider.slots == sizes[calls - 1]
+        assert lent == [False] * calls
+    provider.close()
 
 
 class Faults:

@@ -76,19 +76,42 @@ def test_what_the_system_refuses_is_said_once_and_nothing_stays_locked(monkeypat
     assert sum("memory is not wired" in record.message for record in caplog.records) == 1
 
 
-def test_on_metal_the_limit_is_what_is_held_and_goes_back(monkeypatch):
+@pytest.fixture
+def limits(monkeypatch):
+    """What a Metal device's wired limit has been, the program's own first."""
     limits = [123]
 
     def set_wired_limit(size):
         limits.append(size)
         return limits[-2]
 
+    monkeypatch.setattr(wiring, "wired_limit", wiring.WiredLimit())
     monkeypatch.setattr(wiring, "device_kind", lambda: "metal")
     monkeypatch.setattr(mx, "set_wired_limit", set_wired_limit)
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 5000})
+    return limits
+
+
+def test_on_metal_the_limit_is_what_is_held_and_goes_back(limits):
     end = wiring.wire([mx.zeros(1000, mx.uint8), mx.zeros(250, mx.float32)], None)
     assert limits[-1] == 2000
     end()
     assert limits[-1] == 123
     wiring.wire([mx.zeros(10_000, mx.uint8)], None)
     assert limits[-1] == 5000
+
+
+@pytest.mark.parametrize("first_closed", [0, 1])
+def test_on_metal_the_limit_is_what_all_open_models_hold(limits, first_closed):
+    ends = [wiring.wire([mx.zeros(size, mx.uint8)], None) for size in (1000, 3000)]
+    assert limits[-1] == 4000
+    third = wiring.wire([mx.zeros(2500, mx.uint8)], None)
+    assert limits[-1] == 5000
+    third()
+    assert limits[-1] == 4000
+    ends[first_closed]()
+    assert limits[-1] == (3000, 1000)[first_closed]
+    ends[first_closed]()
+    assert limits[-1] == (3000, 1000)[first_closed]
+    ends[1 - first_closed]()
+    assert limits[-1] == 123

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import BudgetError
+from ..errors import BudgetError, OptionError
 from ..kernels import ATTENTION_BLOCK, BLOCK
 from ..spec import FULL, ModelSpec
 from ..store import Store
@@ -54,6 +54,15 @@ def chunk_bytes(spec: ModelSpec, tokens: int, itemsize: int) -> int:
     return tokens * (spec.hidden * (3 * itemsize + 3 * 4) + spec.top_k * 16)
 
 
+def require_slots(spec: ModelSpec, slots: int) -> None:
+    """OptionError where a layer's `slots` cannot hold what one token uses."""
+    if slots < spec.top_k:
+        raise OptionError(
+            f"slots={slots} cannot hold the {spec.top_k} experts that a token uses in a layer; "
+            f"give at least slots={spec.top_k}, or 0 for as many as memory holds."
+        )
+
+
 def divide(
     store: Store,
     total: int,
@@ -67,10 +76,14 @@ def divide(
 ) -> Division:
     """Divide `total` bytes. BudgetError names the least that works; a dense model must fit whole.
 
-    chunk and slots fix those; 0 takes what fits: slots up to twice top-k, then a chunk of up to 8 blocks, then slots.
+    chunk and slots fix those, slots up to all experts; 0 takes what fits: slots up to twice top-k, then a chunk of up
+    to 8 blocks, then slots. OptionError for fewer slots than a token uses.
     mark: bytes of a state to come back to, held wherever they fit beside the least.
     """
     spec = store.spec
+    if slots:
+        require_slots(spec, slots)
+        slots = min(slots, spec.experts)
     resident = resident_bytes(store)
     block = block_scratch(spec, itemsize, context, attention_scores)
     strides = sum(layout.stride for layout in store.layouts if layout is not None)

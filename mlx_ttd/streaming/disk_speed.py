@@ -1,4 +1,4 @@
-"""How fast a store's records come from disk and from page cache, by the reads that a model does."""
+"""How fast a store's records, or a dense store's weights, come from disk and page cache, by a model's own reads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from ..store import Store
 from .read_pool import Read, ReadPool, open_for_reading
 
 RECORDS = 64
+PIECE = 1 << 20
 DEPTHS = (1, 2, 4, 8, 16)
 CACHE_LIKE, WHOLE = 0.8, 0.9
 
@@ -26,25 +28,35 @@ def _aligned(count: int, stride: int) -> np.ndarray:
     return raw[start : start + count * stride].reshape(count, stride)
 
 
+def _records(store: Store, layer: int) -> tuple[Path, int, int, int]:
+    """(file, offset of the first, bytes of one, number) of a layer's records; of pieces of the weights without any."""
+    layout = store.layouts[layer]
+    if layout is not None:
+        path, start, experts = store.expert_file(layer)
+        return path, start, layout.stride, experts
+    path = next(iter(store.resident.values())).path
+    held = path.stat().st_size
+    size = min(PIECE, max(1, held // RECORDS // STRIDE_UNIT) * STRIDE_UNIT)
+    return path, 0, size, held // size
+
+
 def read_rate(
     store: Store, depth: int, parts: int = 1, direct: bool = True, batch: int = RECORDS, seed: int = 0, layer: int = 0
 ) -> float:
     """GB/s of reading RECORDS random records of a layer, `batch` of them asked for at a time. OSError where the file
     system has no direct reads."""
-    layout = store.layouts[layer]
-    assert layout is not None
-    path, start, experts = store.expert_file(layer)
-    chosen = np.random.default_rng(seed).permutation(experts)[:RECORDS].tolist()
-    into = _aligned(min(batch, len(chosen)), layout.stride)
+    path, start, size, count = _records(store, layer)
+    chosen = np.random.default_rng(seed).permutation(count)[:RECORDS].tolist()
+    into = _aligned(min(batch, len(chosen)), size)
     into[:] = 0
     pool = ReadPool(depth, parts, Counters())
     fd = open_for_reading(path, direct)
     try:
         began = time.perf_counter()
         for at in range(0, len(chosen), batch):
-            places = [start + expert * layout.stride for expert in chosen[at : at + batch]]
+            places = [start + record * size for record in chosen[at : at + batch]]
             pool.submit([Read(fd, place, row.data) for place, row in zip(places, into, strict=False)]).wait()
-        return len(chosen) * layout.stride / (time.perf_counter() - began) / 1e9
+        return len(chosen) * size / (time.perf_counter() - began) / 1e9
     finally:
         pool.close()
         os.close(fd)
@@ -63,6 +75,7 @@ def disk_rates(store: Store, depths: Sequence[int] = DEPTHS) -> tuple[dict[int, 
     """
     kept, discarded = {}, {}
     deepest = max(depths)
+    _, _, size, count = _records(store, 0)
     for _ in range(2):
         cached = read_rate(store, deepest, direct=False)
     for seed, depth in enumerate(depths):
@@ -74,9 +87,7 @@ def disk_rates(store: Store, depths: Sequence[int] = DEPTHS) -> tuple[dict[int, 
             continue
         after = _device_bytes()
         if before is not None and after is not None:
-            layout = store.layouts[0]
-            assert layout is not None
-            share = (after - before) / (min(RECORDS, store.spec.experts) * layout.stride)
+            share = (after - before) / (min(RECORDS, count) * size)
             reason = f"{rate:.2f} GB/s, but the device gave {share:.0%} of the bytes" if share < WHOLE else ""
         else:
             reason = f"{rate:.2f} GB/s, as fast as the page cache's {cached:.2f}" if rate > CACHE_LIKE * cached else ""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import mlx.core as mx
 import numpy as np
 
-from ..errors import StoreError
+from ..errors import OptionError, StoreError
 from ..kernels import to_device
 from ..observe import Counters
 from ..spec import Quantisation
@@ -27,8 +27,13 @@ class EmbeddingRows:
         self._fd = os.open(self._parts[0].path, os.O_RDONLY)
 
     def __call__(self, ids: np.ndarray, dtype: mx.Dtype) -> mx.array:
-        """Rows [n, hidden] in `dtype` of int ids [n]. StoreError where the file is cut short."""
+        """Rows [n, hidden] in `dtype` of int ids [n]. OptionError for an id that the table lacks, StoreError where the
+        file is cut short."""
         distinct, inverse = np.unique(ids, return_inverse=True)
+        vocab = self._parts[0].shape[0]
+        outside = distinct[(distinct < 0) | (distinct >= vocab)]
+        if len(outside):
+            raise OptionError(f"token {outside[0]} is outside the vocabulary of {vocab:,}.")
         parts = [self._read(part, distinct) for part in self._parts]
         if self._quantisation is None:
             rows = parts[0].astype(dtype)

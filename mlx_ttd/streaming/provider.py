@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 import numpy as np
 
-from ..errors import BudgetError
 from ..kernels import to_device
 from ..observe import Counters
 from ..spec import RecordLayout
 from ..store import Store
 from .arrival import Arrival
+from .budget import require_slots
 from .lease import Lease
 from .ledger import Ledger
 from .policies import make_policy
@@ -45,9 +45,8 @@ class ExpertProvider:
     ):
         self.store, self.ledger, self.counters, self.pool = store, ledger, counters, pool
         self.policy = policy
-        top_k, experts = store.spec.top_k, store.spec.experts
-        if slots < top_k:
-            raise BudgetError(f"{slots} slots a layer cannot hold the {top_k} experts a token uses; raise memory=.")
+        require_slots(store.spec, slots)
+        experts = store.spec.experts
         self.slots = min(slots, experts)
         strides = [layout.stride for layout in store.layouts if layout is not None]
         ledger.enter("slots", self.slots * sum(strides))
@@ -95,10 +94,17 @@ class ExpertProvider:
         One lease if the slots hold them all; otherwise groups of half the slots, the next read while one is used.
         A lease is released, by evaluating its outputs if need be, when the next is asked for.
         """
+        yield from self._in_waves(layer, self._begin_call(layer, ids))
+
+    def _begin_call(self, layer: int, ids: np.ndarray) -> np.ndarray:
+        """The distinct `ids`, once `before_call` had its say: what is in memory is to be looked at afterwards."""
         wanted = np.unique(ids)
         self._land(layer, wanted)
         if self.before_call is not None:
             self.before_call()
+        return wanted
+
+    def _in_waves(self, layer: int, wanted: np.ndarray) -> Iterator[Lease]:
         bank = self.banks[layer]
         bank.policy.used(wanted)
         size = len(wanted) if len(wanted) <= bank.slots else max(1, bank.slots // 2)
@@ -125,12 +131,11 @@ class ExpertProvider:
 
         So those that are there are computed meanwhile; `lease.experts` tells which are lent.
         """
+        wanted = self._begin_call(layer, ids)
         bank = self.banks[layer]
-        wanted = np.unique(ids)
-        self._land(layer, wanted)
         there = bank.slot_of[wanted] != EMPTY
         if len(wanted) > bank.slots or there.all():
-            yield from self.waves(layer, ids)
+            yield from self._in_waves(layer, wanted)
             return
         bank.policy.used(wanted)
         arrival = self._fetch(layer, wanted, wanted)

@@ -19,10 +19,11 @@ MOST_RELEASES = 32
 
 def _aligned_bank(slots: int, stride: int) -> mx.array:
     """uint8 [slots, stride] whose data starts on a 16 KiB boundary, as direct reads need."""
-    flat = mx.zeros(slots * stride + STRIDE_UNIT, dtype=mx.uint8)
+    # Words, of which MLX's 32-bit shapes count eight times as many bytes in one dimension.
+    flat = mx.zeros((slots * stride + STRIDE_UNIT) // 8, dtype=mx.uint64)
     mx.eval(flat)
-    start = -np.array(flat, copy=False).ctypes.data % STRIDE_UNIT
-    bank = flat[start : start + slots * stride].reshape(slots, stride)
+    start = -np.array(flat, copy=False).ctypes.data % STRIDE_UNIT // 8
+    bank = flat[start : start + slots * stride // 8].reshape(slots, stride // 8).view(mx.uint8)
     mx.eval(bank)
     in_huge_pages(bank)
     return bank
@@ -86,8 +87,6 @@ class SlotBank:
         missing, here = experts[slots == EMPTY], slots[slots != EMPTY]
         self.pins[here] += 1
         if len(missing):
-            if np.count_nonzero(self.pins == 0) < len(missing):
-                self.settle()
             free = np.flatnonzero((self.expert_in == EMPTY) & (self.pins == 0))[: len(missing)]
             short = len(missing) - len(free)
             if short:
@@ -138,8 +137,9 @@ class SlotBank:
         self._evaluate(len(self._pending))
 
     def _evaluate(self, oldest: int) -> None:
-        done, self._pending = self._pending[:oldest], self._pending[oldest:]
+        done = self._pending[:oldest]
         mx.eval([arrays for _, arrays in done])
+        del self._pending[:oldest]
         for slots, _ in done:
             self._held[slots] -= 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable
 
 import mlx.core as mx
@@ -60,10 +61,46 @@ class PageLocks:
             self._library.munlock(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 
+class WiredLimit:
+    """MLX's wired limit, which is one for the process: what all open models hold, and what it was once none is open."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[object, int] = {}
+        self._before = 0
+        # Collecting a model releases it, which can happen while the same thread is in here.
+        self._lock = threading.RLock()
+
+    def hold(self, size: int) -> Callable[[], None]:
+        """Add `size` bytes, up to what Metal recommends in all; calling the result takes them off again."""
+        model = object()
+        with self._lock:
+            before = self._set(size + sum(self._sizes.values()))
+            if not self._sizes:
+                self._before = before
+            self._sizes[model] = size
+
+        def release() -> None:
+            with self._lock:
+                if self._sizes.pop(model, None) is None:
+                    return
+                if self._sizes:
+                    self._set(sum(self._sizes.values()))
+                else:
+                    mx.set_wired_limit(self._before)
+
+        return release
+
+    def _set(self, size: int) -> int:
+        return mx.set_wired_limit(min(size, int(mx.device_info()["max_recommended_working_set_size"])))
+
+
+wired_limit = WiredLimit()
+
+
 def wire(weights: Iterable[mx.array], provider: ExpertProvider | None) -> Callable[[], None]:
     """Wire `weights` and the banks of `provider`, also those that a later resize makes; calling the result ends it.
 
-    On Metal this sets MLX's own wired limit to their size, and then back; on a CPU pages are locked; CUDA has nothing.
+    On Metal this adds their size to `wired_limit`; on a CPU pages are locked; CUDA has nothing.
     """
     kind = device_kind()
     if kind == "cuda":
@@ -72,12 +109,7 @@ def wire(weights: Iterable[mx.array], provider: ExpertProvider | None) -> Callab
     banks = [] if provider is None else provider.banks
     if kind == "metal":
         size = sum(array.nbytes for array in weights) + sum(bank.slots * bank.stride for bank in banks)
-        before = mx.set_wired_limit(min(size, int(mx.device_info()["max_recommended_working_set_size"])))
-
-        def restore() -> None:
-            mx.set_wired_limit(before)
-
-        return restore
+        return wired_limit.hold(size)
     locks = PageLocks()
     for array in weights:
         locks.hold(np.frombuffer(memoryview(array), np.uint8))  # type: ignore[arg-type]

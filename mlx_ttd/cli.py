@@ -182,14 +182,21 @@ def _progress(label: str) -> Callable[[Progress], None]:
     return show
 
 
+def _shown(key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int):
+        return str(value)
+    return f"{value:,} ({show_size(value)})" if key.endswith("bytes") else f"{value:,}"
+
+
 def _print_table(data: dict[str, Any], indent: str = "") -> None:
     for key, value in data.items():
         if isinstance(value, dict):
             print(f"{indent}{key}:")
             _print_table(value, indent + "  ")
         else:
-            size = f" ({show_size(value)})" if key.endswith("bytes") and isinstance(value, int) else ""
-            print(f"{indent}{key}: {value:,}{size}" if isinstance(value, int) else f"{indent}{key}: {value}")
+            print(f"{indent}{key}: {_shown(key, value)}")
 
 
 @app.command()

@@ -16,7 +16,7 @@ from .machine import Machine, machine_named
 from .options import Options, make_options
 from .probe_machine import probe
 from .spec import trunk_tensors
-from .store import Store, open_store, planned_store
+from .store import Store, is_hub_id, open_store, planned_store
 from .store_paths import store_path
 from .streaming import auto_budget, parse_size, show_size
 
@@ -78,7 +78,9 @@ class Forecast:
 
 
 def _plain_bytes(store: Store) -> int:
-    return sum(info.nbytes for name, info in store.resident.items() if info.dtype == "BF16" and "." not in name)
+    """Bytes of the resident tensors that are not packed."""
+    names = (t.name for t in trunk_tensors(store.spec) if t.name in store.resident)
+    return sum(store.resident[name].nbytes for name in names if store.quantisation(name) is None)
 
 
 def _multiplications(store: Store) -> float:
@@ -160,7 +162,7 @@ def _advice(wanted: float, step: Mapping[str, float]) -> str:
 def _store(source: str | os.PathLike[str], options: Options, head_bits: int | None) -> Store:
     checkpoint = (Path(source) / "config.json").is_file() and not (Path(source) / "manifest.json").is_file()
     stored = Path(options.stores).expanduser() / f"{source}.ttd" / "manifest.json"
-    hub = str(source).count("/") == 1 and not Path(source).exists() and not stored.is_file()
+    hub = is_hub_id(source) and not stored.is_file()
     return planned_store(source, head_bits) if checkpoint or hub else open_store(store_path(source, options))
 
 

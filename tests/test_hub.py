@@ -195,6 +195,26 @@ def test_a_stopped_conversion_fetches_nothing_twice_that_it_kept(
     assert contents(tmp_path / "dst") == contents(whole)
 
 
+def test_another_policy_after_a_stop_gives_the_store_of_a_first_run(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = Journal.record
+
+    def stopping(self: Journal, name: str, *arguments: Any) -> None:
+        record(self, name, *arguments)
+        if name == "resident.safetensors":
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "record", stopping)
+        with pytest.raises(ConversionError):
+            convert(REPO, tmp_path / "dst")
+    assert list((tmp_path / "dst.partial").rglob("*.kept"))
+    found = contents(convert(REPO, tmp_path / "dst", "int8"))
+    whole = contents(convert(tmp_path / "source", tmp_path / "whole", "int8"))
+    assert [name for name in whole if found[name] != whole[name]] == ["manifest.json"]
+
+
 def test_a_damaged_shard_is_refused(hub: Hub, tmp_path: Path) -> None:
     name = "model-00002-of-00004.safetensors"
     hub.damaged.add(name)

@@ -27,7 +27,7 @@ from checkpoints import (
 )
 from test_convert import bits, check_store, record_parts
 
-from mlx_ttd.errors import CheckpointError
+from mlx_ttd.errors import CheckpointError, ConfigError
 from mlx_ttd.spec import Quantisation, model_spec
 from mlx_ttd.store import convert, open_store, read_tensor
 from mlx_ttd.store.importers.base import concat, cut, reshape, take
@@ -188,6 +188,44 @@ def test_configs_nested_flat_by_list_or_by_interval_are_one_model() -> None:
     assert len({model_spec(config) for config in configs}) == 1
 
 
+MULTIMODAL = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_parameters": TEXT["rope_parameters"] | MULTIMODAL},
+        {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25}},
+        {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "type": "default"} | MULTIMODAL},
+        {"rope_parameters": None, "rope_scaling": None, "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        {"rope_parameters": None, "rope_scaling": {"type": "mrope", "rope_type": "default"} | MULTIMODAL},
+        {"rope_scaling": {"rope_type": None}},
+        {"hidden_act": "silu"},
+    ],
+)
+def test_published_forms_of_plain_rope_are_one_model(rope: dict[str, Any]) -> None:
+    assert model_spec({"model_type": "qwen3_5_moe", "text_config": TEXT | rope}) == model_spec(MOE)
+    assert model_spec(TEXT | rope) == model_spec(MOE)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"rope_parameters": TEXT["rope_parameters"] | {"rope_type": "yarn", "factor": 4.0}}, "RoPE of type 'yarn'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE of type 'linear'"),
+        ({"rope_parameters": {"rope_type": "default", "type": "dynamic"}}, "RoPE of type 'dynamic'"),
+        ({"rope_type": "llama3"}, "RoPE of type 'llama3'"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, r"RoPE of type \['yarn'\]"),
+        ({"rope_scaling": 4.0}, "rope_scaling is a float where an object is needed"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    ],
+)
+def test_arithmetic_that_is_not_done_is_refused(field: dict[str, Any], words: str) -> None:
+    for config in ({"model_type": "qwen3_5_moe", "text_config": TEXT | field}, TEXT | field):
+        with pytest.raises(ConfigError, match=rf"^here: {words}"):
+            model_spec(config, "here")
+
+
 @pytest.mark.parametrize("scale", ["F32", "BF16", "F8_E8M0"])
 @pytest.mark.parametrize("experts", ["fused", "each"])
 def test_block_fp8_is_decoded_to_bf16(tmp_path: Path, scale: str, experts: str) -> None:
@@ -208,6 +246,16 @@ def test_fp8_scales_of_another_block_are_refused(tmp_path: Path) -> None:
     source[name] = "F32", np.ones((1, 1), np.float32)
     with pytest.raises(CheckpointError, match=r"q_proj\.weight_scale_inv is \[1, 1\] where \[2, 2\] is needed"):
         convert(write(tmp_path / "src", FP8, source), tmp_path / "dst")
+
+
+def test_fp8_in_place_of_a_vector_is_refused(tmp_path: Path) -> None:
+    spec = model_spec(FP8)
+    tensors = hf_tensors(spec, values(spec))
+    name = "model.language_model.layers.3.input_layernorm.weight"
+    tensors[name] = "F8_E4M3", np.zeros(spec.hidden, np.uint8)
+    tensors[name + "_scale_inv"] = "F32", np.ones(2, np.float32)
+    with pytest.raises(CheckpointError, match=r"input_layernorm\.weight is F8_E4M3 \[256\]; block scales are read for"):
+        convert(write(tmp_path / "src", FP8, tensors), tmp_path / "dst")
 
 
 def test_a_shard_that_is_missing_or_outside(tmp_path: Path) -> None:

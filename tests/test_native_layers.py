@@ -12,6 +12,7 @@ from native_cases import random_bank, random_choices
 from mlx_ttd import kernels
 from mlx_ttd.kernels import DeltaMixer, SharedExpert, Weight
 from mlx_ttd.kernels.native import extension
+from mlx_ttd.kernels.native_gated_delta import MOST_TAPS
 from mlx_ttd.spec import Quantisation, record_layout
 
 pytestmark = pytest.mark.skipif(
@@ -47,12 +48,12 @@ def shared(rng, hidden, inter):
     return SharedExpert(*(weight(rng, *shape) for shape in shapes))
 
 
-def mixer(rng, hidden, key_heads, repeats, dim, value_dim):
+def mixer(rng, hidden, key_heads, repeats, dim, value_dim, taps=4):
     heads = key_heads * repeats
     channels, values = 2 * key_heads * dim + heads * value_dim, heads * value_dim
     shapes = ((channels, hidden, 4), (values, hidden, 4), (heads, hidden, 16), (heads, hidden, 16), (hidden, values, 4))
     vectors = (
-        normal(rng, channels, 4, scale=0.5),
+        normal(rng, channels, taps, scale=0.5),
         normal(rng, heads),
         normal(rng, heads),
         1 + normal(rng, value_dim) / 8,
@@ -116,6 +117,21 @@ def test_a_delta_mixer_has_the_bits_of_its_parts(tokens, shape, mode, seed):
     with kernels.forced("reference"):
         for part, wanted in zip(found, kernels.delta_mixer(x, w, *state, mode), strict=True):
             assert close(part, wanted)
+
+
+def test_a_convolution_of_more_taps_than_native_ones_take_is_left_to_the_reference():
+    rng = np.random.default_rng(0)
+    for taps, kind in ((MOST_TAPS, "native"), (MOST_TAPS + 1, "reference")):
+        w, x = mixer(rng, 128, 1, 2, 32, 64, taps), normal(rng, 2, 128)
+        state = normal(rng, taps - 1, w.qkv.rows), normal(rng, 2, 64, 32)
+        found = kernels.delta_mixer(x, w, *state, "decode")
+        assert kernels.used["delta_mixer"] == kind
+        qkv, _, a, b = kernels.delta_inputs(x, w, "decode")
+        kernels.gated_delta(qkv, a, b, state[0], w.conv, w.a_log, w.dt_bias, state[1], 1, "decode")
+        assert kernels.used["gated_delta"] == kind
+        with kernels.forced("reference"):
+            for part, wanted in zip(found, kernels.delta_mixer(x, w, *state, "decode"), strict=True):
+                assert close(part, wanted)
 
 
 def test_a_state_takes_over_the_memory_of_the_last():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,13 @@ from mlx_ttd import kernels
 from mlx_ttd.allocation import divide_budget
 from mlx_ttd.bench import bench, sweep
 from mlx_ttd.cli import app
-from mlx_ttd.errors import BudgetError, OptionError
+from mlx_ttd.errors import BudgetError, CheckpointError, OptionError, StoreError
 from mlx_ttd.hit_rate import hit_rate, measured_curve
 from mlx_ttd.machine import Machine, machines
 from mlx_ttd.options import DEFAULTS_FILE, Options, make_options
-from mlx_ttd.plan import Forecast, forecast, plan
+from mlx_ttd.plan import Forecast, forecast, plan, step_seconds
 from mlx_ttd.spec import model_spec
-from mlx_ttd.store import Store, convert, open_store, store_of_plan
+from mlx_ttd.store import Store, convert, is_hub_id, open_store, store_of_plan
 from mlx_ttd.store.checkpoint import Checkpoint
 from mlx_ttd.streaming import ALLOCATOR_RESERVE, disk_rates
 
@@ -88,6 +89,37 @@ def test_a_checkpoint_is_planned_as_its_store_will_be(tmp_path: Path) -> None:
     after = plan(convert(source, tmp_path / "store", head_bits=4), "200MB")
     assert before.least_bytes == after.least_bytes
     assert before.step == after.step
+
+
+def test_every_byte_that_is_not_packed_is_read_at_the_plain_rate(tmp_path: Path) -> None:
+    source, machine = tiny(tmp_path / "source"), replace(machines()["m2-8gb"], packed_gb_s=10, plain_gb_s=100)
+    for policy in ("int4", "experts-only"):
+        store = open_store(convert(source, tmp_path / policy, policy))
+        sizes = {name: info.nbytes for name, info in store.resident.items()}
+        packed = sum(
+            sizes[name + part]
+            for name in store.manifest.quantisation
+            if name in sizes
+            for part in ("", ".scales", ".biases")
+        )
+        plain = sum(sizes.values()) - packed
+        assert (packed > 0) == (policy == "int4")
+        dense = step_seconds(store, machine, 8, 1.0, 0.0, 1, 1)["dense"]
+        assert dense * 1e9 == pytest.approx(packed / machine.packed_gb_s + plain / machine.plain_gb_s)
+
+
+def test_a_path_that_is_missing_is_not_looked_for_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.chdir(tmp_path)
+    for missing in ("stores/model.ttd", "./model", "some where/model"):
+        with pytest.raises(StoreError, match="is not a store"):
+            plan(missing)
+        with pytest.raises(CheckpointError, match="is not a directory"):
+            convert(missing, tmp_path / "dst")
+    (tmp_path / "some-lab").mkdir()
+    (tmp_path / "some-lab" / "model").write_text("")
+    assert is_hub_id("some-lab/other")
+    assert not is_hub_id("some-lab/model")
 
 
 def test_the_step_budget_names_the_largest_part() -> None:

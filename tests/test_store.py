@@ -17,11 +17,13 @@ import pytest
 from checkpoints import MOE, TEXT, tiny, values, write_safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from mlx_ttd.cli import app
 from mlx_ttd.errors import ConfigError, RecordError, StoreError
 from mlx_ttd.spec import model_spec
 from mlx_ttd.store import convert, info, open_store, read_tensor
-from mlx_ttd.store.safetensors_file import make_header, read_header
+from mlx_ttd.store.safetensors_file import TensorInfo, make_header, read_header
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,18 @@ def test_an_embedding_row_is_one_range(made: Path) -> None:
     np.testing.assert_array_equal(raw, values(store.spec)["embedding"][1][17])
 
 
+@pytest.mark.slow
+def test_a_tensor_of_more_than_two_gib_is_read(tmp_path: Path) -> None:
+    rows, path = 1_100_000, tmp_path / "sparse"
+    with open(path, "wb") as file:
+        file.truncate(2000 * rows - 2)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\x80\x3f")
+    array = read_tensor(TensorInfo("head", "BF16", (rows, 1000), path, 0, 2000 * rows))
+    assert array.shape == (rows, 1000)
+    assert [array[0, 0].item(), array[-1, -1].item()] == [0.0, 1.0]
+
+
 def test_read_tensor_needs_no_second_copy(made: Path, nothing_left_by_others: None) -> None:
     tensor = open_store(made).resident["head"]
     mx.synchronize()
@@ -104,6 +118,11 @@ def test_a_short_read_names_file_and_tensor(store: Path) -> None:
     os.truncate(tensor.path, tensor.offset + 100)
     with pytest.raises(StoreError, match=r"resident\.safetensors ends inside tensor 'head'"):
         read_tensor(tensor)
+
+
+def test_the_command_prints_yes_and_no(made: Path) -> None:
+    lines = CliRunner().invoke(app, ["info", str(made)]).stdout.splitlines()
+    assert {"tied_head: no", "mtp: yes"} <= set(lines)
 
 
 def test_info_adds_up(made: Path) -> None:

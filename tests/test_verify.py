@@ -83,6 +83,13 @@ def test_damage_elsewhere(store: Path, name: str, words: str) -> None:
     assert not isinstance(error.value, RecordError)
 
 
+def test_bytes_behind_a_copied_file_are_damage(store: Path) -> None:
+    path = store / "tokenizer.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(StoreError, match=r"tokenizer\.json: the file, 3 bytes at 0, does not match its digest"):
+        verify(store)
+
+
 def test_everything_damaged_is_listed_within_bounds(store: Path) -> None:
     for layer in range(4):
         path, start, experts = open_store(store).expert_file(layer)

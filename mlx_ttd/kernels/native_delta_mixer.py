@@ -10,6 +10,7 @@ from .backend import Mode, register
 from .delta_mixer import DeltaMixer
 from .gated_delta import GatedDelta
 from .native import FLOATS, extension
+from .native_gated_delta import MOST_TAPS
 from .native_linear import fits
 
 
@@ -23,7 +24,7 @@ def _delta_mixer(x: mx.array, w: DeltaMixer, conv_state: mx.array, state: mx.arr
 
 def _supports(x: mx.array, w: DeltaMixer, conv_state: mx.array, state: mx.array, mode: Mode) -> bool:
     matrices = all(fits(x, m) for m in (w.qkv, w.z, w.a, w.b, w.out))
-    return mode != "prefill" and matrices and conv_state.dtype in FLOATS
+    return mode != "prefill" and matrices and conv_state.dtype in FLOATS and w.conv.shape[1] <= MOST_TAPS
 
 
 register("delta_mixer", "native", _delta_mixer, _supports)

@@ -14,6 +14,9 @@ LINEAR, FULL = "linear_attention", "full_attention"
 CONFIG_BYTES = 4 << 20
 MOE_TYPES = {"qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
 DENSE_TYPES = {"qwen3_5", "qwen3_5_text"}
+# What "mrope" adds concerns images alone.
+PLAIN_ROPES = ("default", "mrope")
+SILU = ("silu", "swish")
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,22 @@ def text_config(config: Mapping[str, Any], where: str = "config.json") -> dict[s
     return {"tie_word_embeddings": config.get("tie_word_embeddings", False), **inner}
 
 
+def _rope(text: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of the rotary embedding, whether they sit in an object of their own or at the top level."""
+    nested = {name: text[name] for name in ("rope_parameters", "rope_scaling") if text.get(name)}
+    for name, rope in nested.items():
+        if not isinstance(rope, dict):
+            raise ConfigError(f"{where}: {name} is a {type(rope).__name__} where an object is needed.")
+    kinds = [text.get("rope_type"), *(rope.get(key) for rope in nested.values() for key in ("rope_type", "type"))]
+    for kind in kinds:
+        if kind is not None and kind not in PLAIN_ROPES:
+            raise ConfigError(
+                f"{where}: RoPE of type {kind!r} is not supported, only 'default' is; "
+                "use the model with the config of its native context."
+            )
+    return {**text, **next(iter(nested.values()), {})}
+
+
 def model_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
     """Read a `ModelSpec` from a Hugging Face or MLX config, nested or flat. Raises ConfigError."""
     text = text_config(config, where)
@@ -153,13 +172,14 @@ def model_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSp
             f"{where}: layers without experts among layers with them, or weights of chosen experts that are "
             "not renormalised, are not supported."
         )
+    if text.get("hidden_act") is not None and text["hidden_act"] not in SILU:
+        raise ConfigError(
+            f"{where}: hidden_act is {text['hidden_act']!r}, and only 'silu' is supported; use a model with that."
+        )
     moe = model_type in MOE_TYPES
     fields = _Fields(text, where)
     layers = fields.integer("num_hidden_layers", high=4096)
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        raise ConfigError(f"{where}: rope_parameters is a {type(rope).__name__} where an object is needed.")
-    rope_fields = _Fields({**text, **rope}, where)
+    rope_fields = _Fields(_rope(text, where), where)
     head_dim = fields.integer("head_dim", 256, high=4096)
     rope_dim = int(head_dim * rope_fields.number("partial_rotary_factor", 0.25))
     if rope_dim < 2 or rope_dim % 2 or rope_dim > head_dim:

@@ -2,7 +2,7 @@
 
 from .convert import convert
 from .format import Norms
-from .hub import HUB_ID
+from .hub import HUB_ID, is_hub_id
 from .hub_size import hub_bytes
 from .info import info
 from .manifest import Manifest
@@ -25,6 +25,7 @@ __all__ = [
     "convert",
     "hub_bytes",
     "info",
+    "is_hub_id",
     "open_store",
     "planned_store",
     "policies",

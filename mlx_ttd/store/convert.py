@@ -13,7 +13,7 @@ from ..errors import ConversionError, OptionError
 from .checkpoint import Checkpoint, open_checkpoint
 from .digest import sha256
 from .format import MANIFEST, VERBATIM, VERBATIM_LIMIT
-from .hub import HUB_ID, open_hub_checkpoint
+from .hub import is_hub_id, open_hub_checkpoint
 from .journal import Journal
 from .manifest import Copied, FileEntry, Manifest
 from .pieces import pieces
@@ -113,10 +113,10 @@ def _write_files(
 
 
 def _open(src: str | os.PathLike[str], revision: str | None, journal: Journal, meter: Meter) -> Checkpoint:
-    if not os.path.isdir(src) and HUB_ID.fullmatch(str(src)):
+    if is_hub_id(src):
         return open_hub_checkpoint(str(src), revision, journal.source, meter.advance)
     if revision is not None:
-        raise OptionError(f"revision {revision!r} is of use with a hub id alone, and {src} is a directory.")
+        raise OptionError(f"revision {revision!r} is of use with a hub id alone, and {src} is none.")
     return open_checkpoint(src)
 
 

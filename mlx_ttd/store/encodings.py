@@ -97,6 +97,8 @@ def _fp8(checkpoint: Checkpoint, info: TensorInfo, shape: tuple[int, ...]) -> FP
             f"{info.name} is {info.dtype}, its scales {scales.dtype}; F8_E4M3 and {', '.join(SCALES)} are read"
         )
     _shape(info, shape)
+    if len(shape) < 2:
+        raise Mismatch(f"{info.name} is F8_E4M3 {list(shape)}; block scales are read for matrices alone")
     _shape(scales, scale_shape(shape))
     return FP8()
 

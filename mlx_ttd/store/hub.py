@@ -95,6 +95,11 @@ class Repo:
         return parse_header(self.folder / name, size, following, CheckpointError)
 
 
+def is_hub_id(source: str | os.PathLike[str]) -> bool:
+    """Whether `source` means OWNER/NAME on the hub: it has that form, nothing lies there, and it names no *.ttd."""
+    return bool(HUB_ID.fullmatch(str(source))) and Path(source).suffix != ".ttd" and not os.path.exists(source)
+
+
 def _bar(report: Callable[[int], None]) -> type:
     from huggingface_hub.utils import tqdm
 
@@ -143,17 +148,16 @@ class HubCheckpoint(Checkpoint):
     def release(self, needed: set[str]) -> None:
         """Drop each fetched shard of which less than half is needed, after copying that part beside it."""
         for shard in [path for path in {t.path for t in self.tensors.values()} if path.is_file()]:
-            left = [
-                t for t in self.tensors.values() if t.path == shard and t.name in needed and t.name not in self.kept
-            ]
-            if 2 * sum(t.nbytes for t in left) > shard.stat().st_size or (left and shard not in self.checked):
-                continue
-            if left:
-                self._keep(shard, left)
+            wanted = [t for t in self.tensors.values() if t.path == shard and t.name in needed]
+            if any(t.name not in self.kept for t in wanted):
+                if shard not in self.checked or 2 * sum(t.nbytes for t in wanted) > shard.stat().st_size:
+                    continue
+                self._keep(shard, wanted)
             self.close(shard)
             shard.unlink()
 
     def _keep(self, shard: Path, tensors: list[TensorInfo]) -> None:
+        """Make these tensors, copied from the whole shard, all that its kept file holds."""
         path = shard.with_name(shard.name + KEPT)
         draft = path.with_name(path.name + ".draft")
         header = make_header(path, {t.name: (t.dtype, t.shape) for t in tensors})
@@ -164,7 +168,10 @@ class HubCheckpoint(Checkpoint):
                     file.write(block)
             file.flush()
             os.fsync(file.fileno())
+        self.close(path)
         os.replace(draft, path)
+        for name in [name for name, info in self.kept.items() if info.path == path]:
+            del self.kept[name]
         self.kept.update(header.tensors)
 
     def download_bytes(self, names: set[str]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .checkpoint import Checkpoint, open_checkpoint
 from .format import EMBEDDING, RESIDENT
-from .hub import HUB_ID, open_hub_checkpoint
+from .hub import is_hub_id, open_hub_checkpoint
 from .manifest import Manifest
 from .plan import Plan, make_plan
 from .policy import load_policy
@@ -34,8 +34,7 @@ def planned_store(
     Raises CheckpointError, ConfigError, OptionError.
     """
     with tempfile.TemporaryDirectory() as cache:
-        hub = not os.path.isdir(source) and HUB_ID.fullmatch(str(source))
-        if hub:
+        if is_hub_id(source):
             opened: Checkpoint = open_hub_checkpoint(str(source), None, Path(cache), lambda done: None)
         else:
             opened = open_checkpoint(source)

@@ -36,6 +36,7 @@ from .manifest_check import check_version, parse_manifest
 from .safetensors_file import Header, TensorInfo, read_header
 
 MX_DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U32": mx.uint32, "U8": mx.uint8}
+WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 
 @dataclass(frozen=True)
@@ -106,16 +107,20 @@ def read_tensor(info: TensorInfo) -> mx.array:
     The file is read straight into the array's memory; on a CUDA device it is staged, since a host view would move the
     buffer to managed memory for good.
     """
+    dtype = MX_DTYPES[info.dtype]
+    # In words of its own, since MLX's shapes count to 2^31 in each dimension.
+    count = info.nbytes // dtype.size
     with opened(info.path) as fd:
         if mx.default_device() == mx.gpu and mx.cuda.is_available():
-            staging = np.empty(info.nbytes, np.uint8)
-            read_into(fd, staging.data, info.offset, info.path, f"tensor {info.name!r}")
+            staging = np.empty(count, f"u{dtype.size}")
+            read_into(fd, staging.view(np.uint8).data, info.offset, info.path, f"tensor {info.name!r}")
             raw = mx.array(staging)
         else:
-            raw = mx.zeros(info.nbytes, mx.uint8)
+            raw = mx.zeros(count, WORDS[dtype.size])
             mx.eval(raw)
-            read_into(fd, memoryview(raw), info.offset, info.path, f"tensor {info.name!r}")  # type: ignore[arg-type]
-    array = raw.view(MX_DTYPES[info.dtype]).reshape(info.shape)
+            buffer = memoryview(raw).cast("B")  # type: ignore[arg-type]
+            read_into(fd, buffer, info.offset, info.path, f"tensor {info.name!r}")
+    array = raw.view(dtype).reshape(info.shape)
     mx.eval(array)
     return array
 

@@ -92,7 +92,10 @@ def _parts(store: Store) -> Iterator[_Part]:
             info = places[tensor]
             yield _Part(path, f"tensor {tensor!r}", info.offset, info.nbytes, digest, False)
     for name, copied in store.manifest.copied.items():
-        yield _Part(store.path / name, "the file", 0, copied.bytes, copied.sha256, False)
+        path = store.path / name
+        # Bytes after those that were copied are the file's too.
+        nbytes = max(copied.bytes, path.stat().st_size if path.is_file() else 0)
+        yield _Part(path, "the file", 0, nbytes, copied.sha256, False)
 
 
 def _runs(parts: Iterator[_Part], room: int) -> Iterator[list[_Part]]:

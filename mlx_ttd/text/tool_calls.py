@@ -128,6 +128,14 @@ def schema_types(schema: Mapping[str, Any]) -> set[str]:
     return types
 
 
+def is_finite_number(value: Any) -> bool:
+    """Whether a JSON value is a number within float64's range."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def typed(text: str, schema: Mapping[str, Any]) -> Any:
     """`text` as the JSON type that `schema` allows; unchanged when it spells none of them."""
     types = schema_types(schema)
@@ -137,7 +145,7 @@ def typed(text: str, schema: Mapping[str, Any]) -> Any:
         return None
     if "boolean" in types and word.lower() in ("true", "false"):
         return word.lower() == "true"
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if is_finite_number(value):
         if "integer" in types and value == value // 1:
             return int(value)
         if "number" in types:

@@ -54,10 +54,6 @@ class Trace:
             total.update(array.tobytes())
         return total.hexdigest()
 
-    def row_digest(self, name: str, token: int) -> str:
-        """SHA-256 of one quantity of one token."""
-        return hashlib.sha256(np.ascontiguousarray(self.arrays[name][token]).tobytes()).hexdigest()
-
     def save(self, folder: str | Path) -> None:
         """Write the directory `folder`, which must not hold a trace yet."""
         folder = Path(folder)

@@ -116,7 +116,7 @@ class LLM:
         written = live.tokens if live.sampled is None else [*live.tokens, live.sampled]
         found = continued(self.tokenizer, rendered, written, self._ends(), live.marked)
         ids = check_ids(found, self.store.spec.vocab)
-        return ids, repeated(self.tokenizer, prompt, rendered, ids, template) if self.division.mark else 0
+        return ids, repeated(self.tokenizer, prompt, rendered, ids, template)
 
     def _ends(self) -> frozenset[int]:
         return ends_of(self.store.path, self.tokenizer if self.has_tokenizer else None)
@@ -153,18 +153,17 @@ class LLM:
     def _stream(self, prompt: Prompt, options: GenerationOptions, record: Record) -> Generator[Chunk, None, None]:
         began = kernels.working_clock()
         ids, mark = self._encode_on(prompt, options)
-        needed = len(ids) + max(0, len(options.force) - 1)
-        if needed > self.context:
-            raise ContextError(
-                f"the prompt has {needed:,} tokens and memory is reserved for {self.context:,}; "
-                f"shorten it or load with context={len(ids) + options.length}."
-            )
+        if options.force:
+            check_ids(options.force, self.store.spec.vocab)
+        self._require_context(len(ids) + max(0, len(options.force) - 1), len(ids) + options.length)
         sampler, processors = options.sampler(), options.all_processors(len(ids))
         text = output_stream(self.tokenizer if self.has_tokenizer else None, self._ends(), prompt, ids, options)
         self.governor.begin()
         running = self._continue_or_start(ids)
         fresh = ids[len(running.tokens) :]
-        if mark > len(running.tokens):
+        # The prompt's end by default, so that a step cut short costs no more than the answer.
+        mark = mark or len(ids)
+        if self.division.mark and mark > len(running.tokens):
             running.mark(mark)
         record.begin(len(ids), len(running.tokens))
         limit = min(options.length, self.context - len(ids) + 1)
@@ -193,10 +192,19 @@ class LLM:
         except GeneratorExit:
             raise
         except BaseException:
-            if not running.whole:
+            if not running.recover():
                 self._running = None
             line.clear()
             raise
+
+    def _require_context(self, needed: int, advised: int) -> None:
+        most = self.store.spec.max_context
+        if needed > self.context:
+            advice = f"shorten it or load with context={min(advised, most)}" if needed <= most else "shorten it"
+            limit = (
+                f"memory is reserved for {self.context:,}" if needed <= most else f"the model takes at most {most:,}"
+            )
+            raise ContextError(f"the prompt has {needed:,} tokens and {limit}; {advice}.")
 
     def _continue_or_start(self, ids: Sequence[int]) -> Running:
         """The live sequence, maybe back at its mark, if `ids` extends it by at least one token, else a new one."""
@@ -229,19 +237,28 @@ class LLM:
         return stats
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
-        """Write the live sequence (tokens, keys and values, recurrent states) to a safetensors file."""
-        if self._running is None:
-            raise StateError("there is no sequence to save; generate something first.")
-        state.save(state.take(self._running.state, self._running.tokens, self.fingerprint), Path(path))
+        """Write the live sequence (tokens, keys and values, recurrent states) to a safetensors file.
+
+        Another thread that generates goes on after its step.
+        """
+        self._turns.check()
+        with self._turns.stepping:
+            if self._running is None:
+                raise StateError("there is no sequence to save; generate something first.")
+            taken = state.take(self._running.state, self._running.tokens, self.fingerprint)
+        state.save(taken, Path(path))
 
     def restore_state(self, path: str | os.PathLike[str]) -> list[int]:
         """Make a saved sequence the live one and return its tokens; a prompt that extends them continues from it."""
         snapshot = state.load(Path(path))
+        self._turns.alone(lambda: self._restore(snapshot))
+        return list(snapshot.tokens)
+
+    def _restore(self, snapshot: state.Snapshot) -> None:
         self._running = None
         running = Running(self.model, self.model.make_cache(), list(snapshot.tokens))
         state.put_back(snapshot, running.state, self.fingerprint)
         self._running = running
-        return list(snapshot.tokens)
 
     def set_memory(self, memory: str | int) -> None:
         """Change the budget without loading anew: banks are resized and start empty. BudgetError names the least.

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import mlx.core as mx
@@ -56,9 +57,17 @@ def test_a_prompt_that_fills_the_context(llm):
     assert response.finish_reason == "length"
 
 
+def test_a_response_tells_how_long_its_steps_took(llm):
+    response = fresh(llm, ids(8), max_tokens=6, ignore_eos=True)
+    assert len(response.step_seconds) == len(response.step_misses) == 6
+    assert 0 < response.latency(50) <= response.latency(95) <= max(response.step_seconds)
+
+
 def test_a_prompt_longer_than_the_context_is_refused(llm):
-    with pytest.raises(ContextError, match="4,097 tokens"):
+    with pytest.raises(ContextError, match=r"4,097 tokens.*load with context="):
         llm.generate(ids(4097))
+    with pytest.raises(ContextError, match="40,000 tokens and the model takes at most 32,768; shorten it"):
+        llm.generate(ids(40_000))
 
 
 def test_stream_and_generate_agree(llm):
@@ -232,8 +241,23 @@ def test_an_interrupt_within_a_step_leaves_the_text(llm, monkeypatch):
     interrupted(llm, wanted)
     monkeypatch.undo()
     again = llm.generate([*prompt, *wanted.tokens[:8]], max_tokens=4)
-    assert again.cached_tokens == 0
+    assert again.cached_tokens == len(prompt)
     assert again.tokens == wanted.tokens[8:]
+
+
+def test_an_interrupt_while_the_prompt_is_read_costs_the_prompt(llm, monkeypatch):
+    wanted = fresh(llm, ids(40), max_tokens=3)
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    llm._running = None
+    monkeypatch.setattr(llm.model.layers[2], "_feed_forward", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(ids(40), max_tokens=3)
+    monkeypatch.undo()
+    again = llm.generate(ids(40), max_tokens=3)
+    assert (again.cached_tokens, again.digest) == (0, wanted.digest)
 
 
 def test_an_interrupt_while_arrays_are_handed_over_is_not_lost():
@@ -362,6 +386,77 @@ def test_a_thread_that_waited_for_a_model_that_closes_is_told():
         llm.close()
         thread.join(30)
     assert ["closed" in text for text in caught] == [True]
+
+
+def in_another_thread(work):
+    """What `work` returns, or raises, there."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result(60)
+
+
+def test_a_stream_that_is_dropped_frees_the_model_for_every_thread(llm):
+    def twice():
+        for _ in llm.stream("And", max_tokens=50):
+            break
+        return llm.generate("And", max_tokens=2).tokens
+
+    wanted = fresh(llm, "And", max_tokens=2).tokens
+    llm._running = None
+    assert in_another_thread(twice) == wanted
+    for _ in llm.stream("And", max_tokens=50):
+        break
+    assert in_another_thread(lambda: llm.generate("And", max_tokens=2).tokens) == wanted
+
+
+def test_a_state_is_saved_between_the_steps_of_another_thread(llm, tmp_path):
+    done = threading.Event()
+
+    def save():
+        saved = 0
+        while not done.is_set() or not saved:
+            if llm._running is not None and llm._running.tokens:
+                llm.save_state(tmp_path / "state")
+                saved += 1
+        return saved
+
+    llm._running = None
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(save)
+        wanted = llm.generate(ids(8), max_tokens=100, ignore_eos=True)
+        done.set()
+        assert saving.result(60)
+    tokens = llm.restore_state(tmp_path / "state")
+    assert [*ids(8), *wanted.tokens][: len(tokens)] == tokens
+
+
+def test_a_state_and_guesses_of_one_thread_serve_another():
+    with mlx_ttd.load("demo", "100MB", slots=6, prefetch="next-layer") as llm:
+        wanted = fresh(llm, "And God", max_tokens=50).digest
+        assert in_another_thread(lambda: fresh(llm, "And God", max_tokens=50).digest) == wanted
+        cache = llm.model.make_cache()
+        first = in_another_thread(lambda: np.array(llm.model(mx.array([[1, 2, 3]]), cache=cache)))
+        assert np.array_equal(first, np.array(llm.model(mx.array([[1, 2, 3]]))))
+
+
+def test_forced_tokens_are_checked(llm):
+    with pytest.raises(OptionError, match="token 99999999 is outside"):
+        llm.generate("And", force=[99_999_999], logprobs=True)
+
+
+def test_a_model_whose_llm_is_gone_says_so():
+    model = mlx_ttd.load("demo", MEMORY).model
+    with pytest.raises(BusyError, match="its LLM was let go"):
+        model(mx.array([[1]]))
+
+
+def test_a_closed_model_neither_saves_nor_restores(llm, tmp_path):
+    fresh(llm, "And", max_tokens=2)
+    llm.save_state(tmp_path / "state")
+    closed = mlx_ttd.load("demo", MEMORY)
+    closed.close()
+    for call in (closed.save_state, closed.restore_state):
+        with pytest.raises(BusyError, match="closed"):
+            call(tmp_path / "state")
 
 
 def test_a_callback_that_uses_its_own_model_is_refused(llm):

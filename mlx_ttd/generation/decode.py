@@ -36,6 +36,15 @@ class Running:
         """Whether every layer has seen the tokens and no more, which a step that was cut short leaves undone."""
         return all(layer.offset == len(self.tokens) for layer in self.state)
 
+    def recover(self) -> bool:
+        """Whether the state is whole, or is so at its mark, to which it then goes back."""
+        if self.whole:
+            return True
+        if not self.marked or not all(layer.passed_mark for layer in self.state):
+            return False
+        self._back_to_mark()
+        return True
+
     def mark(self, at: int) -> None:
         """Make the state that is reached after `at` tokens, more than there are now, the one to go back to; 0: none."""
         self.marked = at
@@ -48,10 +57,14 @@ class Running:
             return True
         if not 0 < self.marked < len(ids) or list(ids[: self.marked]) != self.tokens[: self.marked]:
             return False
+        self._back_to_mark()
+        return True
+
+    def _back_to_mark(self) -> None:
         for layer in self.state:
             layer.back_to_mark()
         del self.tokens[self.marked :]
-        return True
+        self.sampled = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from inspect import GEN_RUNNING, getgeneratorstate
@@ -23,7 +24,9 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._current: Turn | None = None
+        # Weakly, so that a turn that is dropped ends.
+        self._last: weakref.ref[Turn] | None = None
+        self._holder: object = None
         self._process = os.getpid()
         self.stepping = threading.RLock()
         self.closed = False
@@ -58,11 +61,11 @@ class Turns:
 
     def begin(self, turn: Turn) -> None:
         self.check()
-        current = self._current
+        current = self._current()
         if current is not None and current.thread is threading.current_thread() is threading.main_thread():
             current.close()
         self._lock.acquire()
-        self._current = turn
+        self._last, self._holder = weakref.ref(turn), turn.key
         try:
             self.check()
         except BusyError:
@@ -70,18 +73,21 @@ class Turns:
             raise
 
     def end(self, turn: Turn) -> None:
-        if self._current is turn:
-            self._current = None
+        if self.holds(turn):
+            self._holder = None
             self._lock.release()
 
     def holds(self, turn: Turn) -> bool:
-        return self._current is turn
+        return self._holder is turn.key
+
+    def _current(self) -> Turn | None:
+        return self._last() if self._last is not None and self._holder is not None else None
 
     def close(self) -> None:
         """End the generation that is left unfinished and refuse new ones. BusyError in the middle of a step."""
         self.check()
         self.closed = True
-        current = self._current
+        current = self._current()
         try:
             if current is not None:
                 current.close()
@@ -97,7 +103,7 @@ class Turn(Generic[T], Iterator[T]):
     """An iterator that holds its model from the first `next` until it ends, fails, is closed or dropped."""
 
     def __init__(self, turns: Turns, work: Generator[T, None, None]):
-        self._turns, self._work = turns, work
+        self._turns, self._work, self.key = turns, work, object()
         self.thread: threading.Thread | None = None
 
     def __next__(self) -> T:

@@ -66,6 +66,8 @@ class DecoderLayer(nn.Module):
             return
         router, top_k = following.mlp.router.packed, following.mlp.top_k
         scale = mx.where(self.post_norm == 0, 0, following.post_norm / self.post_norm)
+        # Here, since another thread could not.
+        mx.eval(scale)
         self.mlp.experts.guess_next = lambda x: kernels.router((x * scale).astype(x.dtype), router, top_k, "verify")[0]
 
     def route(self, x: mx.array, mixed: mx.array, mode: Mode) -> kernels.Routed:

@@ -16,7 +16,7 @@ from ..layers import ResidentWeights
 from ..observe import MODEL, note
 from ..spec import ModelSpec
 from ..state import LayerState, new_state
-from ..streaming import EmbeddingRows, ExpertProvider
+from ..streaming import EmbeddingRows, ExpertProvider, require_in_vocabulary
 from .decoder_layer import DecoderLayer
 from .resident_step import ResidentStep
 
@@ -51,8 +51,10 @@ class Model(nn.Module):
         self.head = weights.linear("embedding" if spec.tied else "head")
 
     def make_cache(self) -> list[LayerState]:
-        """An empty state for one sequence of at most `context` tokens."""
-        return new_state(self.spec, self.context, self.dtype, self.kv_bits)
+        """An empty state for one sequence of at most `context` tokens, which any thread may use."""
+        state = new_state(self.spec, self.context, self.dtype, self.kv_bits)
+        mx.eval([layer.state for layer in state])
+        return state
 
     def embed(self, tokens: np.ndarray) -> mx.array:
         """Embedding rows [n, H] of int token ids [n]."""
@@ -63,6 +65,7 @@ class Model(nn.Module):
     def _embedding_rows(self, tokens: np.ndarray) -> mx.array:
         if self.embedding is not None:
             return self.embedding(tokens, self.dtype)
+        require_in_vocabulary(tokens, self.spec.vocab)
         table = self.head.packed
         rows, *found = (a[kernels.to_device(tokens)] for a in table.arrays)
         if table.mode == "plain":

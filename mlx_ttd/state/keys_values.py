@@ -70,6 +70,10 @@ class KVState:
     def mark(self, at: int) -> None:
         self.mark_at = at
 
+    @property
+    def passed_mark(self) -> bool:
+        return self.offset >= self.mark_at
+
     def back_to_mark(self) -> None:
         """Forget the positions from `mark_at` on."""
         self.offset = self.mark_at

@@ -31,6 +31,10 @@ class RecurrentState:
         """Choose a position to come, in place of the one so far; NOWHERE keeps nothing."""
         self.mark_at, self._marked = at, None
 
+    @property
+    def passed_mark(self) -> bool:
+        return self._marked is not None
+
     def back_to_mark(self) -> None:
         """Be again what it was after `mark_at` positions, which have passed."""
         assert self._marked is not None

@@ -2,7 +2,7 @@
 
 from .budget import Division, divide
 from .disk_speed import disk_rates, read_rate
-from .embedding import EmbeddingRows
+from .embedding import EmbeddingRows, require_in_vocabulary
 from .governor import Governor, machine_reading
 from .lease import Lease
 from .ledger import ALLOCATOR_RESERVE, Ledger
@@ -33,6 +33,7 @@ __all__ = [
     "parse_size",
     "policy_names",
     "read_rate",
+    "require_in_vocabulary",
     "show_size",
     "wire",
 ]

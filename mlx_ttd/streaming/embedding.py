@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import mlx.core as mx
 import numpy as np
 
-from ..errors import OptionError, StoreError
+from ..errors import BusyError, OptionError, StoreError
 from ..kernels import to_device
 from ..observe import Counters
 from ..spec import Quantisation
@@ -18,22 +18,26 @@ from .read_pool import pread_into
 DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U32": mx.uint32, "U8": mx.uint8}
 
 
+def require_in_vocabulary(ids: np.ndarray, vocab: int) -> None:
+    """OptionError for a token id that a table of `vocab` rows lacks."""
+    outside = ids[(ids < 0) | (ids >= vocab)]
+    if len(outside):
+        raise OptionError(f"token {outside[0]} is outside the vocabulary of {vocab:,}.")
+
+
 class EmbeddingRows:
     """Rows of a table [vocab, hidden] in a file; quantised tables are dequantised row by row."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo], quantisation: Quantisation | None, counters: Counters):
         self._parts = list(tensors.values())
         self._quantisation, self._counters = quantisation, counters
-        self._fd = os.open(self._parts[0].path, os.O_RDONLY)
+        self._fd: int | None = os.open(self._parts[0].path, os.O_RDONLY)
 
     def __call__(self, ids: np.ndarray, dtype: mx.Dtype) -> mx.array:
         """Rows [n, hidden] in `dtype` of int ids [n]. OptionError for an id that the table lacks, StoreError where the
         file is cut short."""
         distinct, inverse = np.unique(ids, return_inverse=True)
-        vocab = self._parts[0].shape[0]
-        outside = distinct[(distinct < 0) | (distinct >= vocab)]
-        if len(outside):
-            raise OptionError(f"token {outside[0]} is outside the vocabulary of {vocab:,}.")
+        require_in_vocabulary(distinct, self._parts[0].shape[0])
         parts = [self._read(part, distinct) for part in self._parts]
         if self._quantisation is None:
             rows = parts[0].astype(dtype)
@@ -44,6 +48,10 @@ class EmbeddingRows:
         return rows[to_device(inverse.reshape(-1))]
 
     def _read(self, part: TensorInfo, ids: np.ndarray) -> mx.array:
+        if self._fd is None:
+            raise BusyError(
+                "this model is closed, by close() or since its LLM was let go; load it again and keep that."
+            )
         size = part.nbytes // part.shape[0]
         raw = np.empty((len(ids), size), np.uint8)
         for row, token in enumerate(ids):
@@ -55,4 +63,7 @@ class EmbeddingRows:
         return to_device(raw).view(DTYPES[part.dtype]).reshape(len(ids), *part.shape[1:])
 
     def close(self) -> None:
-        os.close(self._fd)
+        """Give the file back. A call is then a BusyError."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

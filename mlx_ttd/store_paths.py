@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from importlib import resources
 from pathlib import Path
+from shlex import quote
 
-from .errors import StoreError
+from .errors import OptionError, StoreError
 from .options import Options, make_options
-from .store import HUB_ID, hub_bytes
+from .store import hub_bytes, is_hub_id
 
 
 def demo_path() -> Path:
@@ -29,13 +30,19 @@ def store_path(path_or_id: str | os.PathLike[str], options: Options | None = Non
     """
     if path_or_id == "demo":
         return demo_path()
+    if not isinstance(path_or_id, str | os.PathLike):
+        raise OptionError(f"a store is named by a path, a hub id or 'demo', not by a {type(path_or_id).__name__}.")
     path = Path(path_or_id)
-    if (path / "manifest.json").is_file():
+    try:
+        held = [name for name in ("manifest.json", "config.json") if (path / name).is_file()]
+    except OSError as error:
+        raise StoreError(f"{path} cannot be looked at: {error.strerror}; name a *.ttd directory, or 'demo'.") from None
+    if "manifest.json" in held:
         return path
-    if (path / "config.json").is_file():
-        hint = f"mlx-ttd convert {path} {path.name}.ttd"
+    if held:
+        hint = f"mlx-ttd convert {quote(str(path))} {quote(path.name + '.ttd')}"
         raise StoreError(f"{path} is a checkpoint, not a store; make one with `{hint}`.")
-    if HUB_ID.fullmatch(str(path_or_id)) and path.suffix != ".ttd" and not path.exists():
+    if is_hub_id(path_or_id):
         return _hub_store(str(path_or_id), options or make_options({}))
     raise StoreError(f"{path} is not a store: it has no manifest.json; name a *.ttd directory, or 'demo'.")
 
@@ -48,5 +55,5 @@ def _hub_store(name: str, options: Options) -> Path:
     cost = "" if size is None else f", which downloads {size / 1e9:.2f} GB"
     raise StoreError(
         f"{name} is no directory here, and there is no store of that hub id at {path}; "
-        f"make it with `mlx-ttd convert {name} {path}`{cost}."
+        f"make it with `mlx-ttd convert {name} {quote(str(path))}`{cost}."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -46,5 +46,25 @@ class Weight:
 
     def window(self, start: int, stop: int) -> Weight:
         """The rows [start, stop), sharing memory."""
-        parts = [None if a is None else a[start:stop] for a in (self.weight, self.scales, self.biases)]
-        return Weight(parts[0], parts[1], parts[2], self.bits, self.group, self.mode)  # type: ignore[arg-type]
+        return self._cut(slice(start, stop))
+
+    def take(self, rows: mx.array) -> Weight:
+        """The rows at these indices, int [n]."""
+        return self._cut(rows)
+
+    def _cut(self, rows: slice | mx.array) -> Weight:
+        return replace(
+            self,
+            weight=self.weight[rows],
+            scales=None if self.scales is None else self.scales[rows],
+            biases=None if self.biases is None else self.biases[rows],
+        )
+
+    def numbers(self, dtype: mx.Dtype) -> mx.array:
+        """The matrix in `dtype`, unpacked in float32."""
+        if self.scales is None:
+            return self.weight.astype(dtype)
+        scales, biases = self.scales, self.biases
+        if biases is not None:
+            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        return mx.dequantize(self.weight, scales, biases, self.group, self.bits, self.mode).astype(dtype)

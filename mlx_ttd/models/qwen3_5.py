@@ -66,13 +66,7 @@ class Model(nn.Module):
         if self.embedding is not None:
             return self.embedding(tokens, self.dtype)
         require_in_vocabulary(tokens, self.spec.vocab)
-        table = self.head.packed
-        rows, *found = (a[kernels.to_device(tokens)] for a in table.arrays)
-        if table.mode == "plain":
-            return rows.astype(self.dtype)
-        scales, *biases = (a if a.dtype == mx.uint8 else a.astype(mx.float32) for a in found)
-        rows = mx.dequantize(rows, scales, biases[0] if biases else None, table.group, table.bits, table.mode)
-        return rows.astype(self.dtype)
+        return self.head.packed.take(kernels.to_device(tokens)).numbers(self.dtype)
 
     def hidden_states(self, x: mx.array, state: Sequence[LayerState], mode: Mode) -> mx.array:
         """Rows after the last layer, before the final norm: [T, H] from embeddings x [T, H]."""

@@ -2,19 +2,19 @@
 
 from .convert import convert
 from .format import Norms
-from .hub import HUB_ID, is_hub_id
+from .hub import is_hub_id
 from .hub_size import hub_bytes
 from .info import info
 from .manifest import Manifest
 from .planned import planned_store, store_of_plan
 from .policy import policies
 from .progress import Progress
-from .reader import MTPStore, Store, open_store, read_tensor
+from .reader import MX_DTYPES, MTPStore, Store, open_store, read_tensor
 from .safetensors_file import TensorInfo, read_header
 from .verify import VerifyReport, verify
 
 __all__ = [
-    "HUB_ID",
+    "MX_DTYPES",
     "MTPStore",
     "Manifest",
     "Norms",

@@ -62,6 +62,16 @@ class Store:
         """The record layout of each trunk layer; None where the layer has no experts."""
         return self.manifest.layouts
 
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the weights that every token uses."""
+        return sum(info.nbytes for info in self.resident.values())
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of the records of one expert a layer, over all layers."""
+        return sum(layout.stride for layout in self.layouts if layout is not None)
+
     def expert_file(self, layer: int) -> tuple[Path, int, int]:
         """(file, offset of the first record, number of records) of a trunk layer."""
         return self.path / expert_file(layer), RECORDS_START, self.spec.experts

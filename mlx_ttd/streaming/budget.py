@@ -26,10 +26,6 @@ class Division:
     mark: int
 
 
-def resident_bytes(store: Store) -> int:
-    return sum(info.nbytes for info in store.resident.values())
-
-
 def block_scratch(spec: ModelSpec, itemsize: int, context: int, attention_scores: bool) -> int:
     """Bytes that one prefill block of BLOCK rows needs at its widest layer, and one row's logits with their copies.
 
@@ -84,9 +80,8 @@ def divide(
     if slots:
         require_slots(spec, slots)
         slots = min(slots, spec.experts)
-    resident = resident_bytes(store)
+    resident, strides = store.resident_bytes, store.expert_bytes
     block = block_scratch(spec, itemsize, context, attention_scores)
-    strides = sum(layout.stride for layout in store.layouts if layout is not None)
     fixed = resident + state + block + ALLOCATOR_RESERVE
     first_chunk = chunk_bytes(spec, chunk or BLOCK, itemsize)
     least_slots = max(spec.top_k, slots)

@@ -9,13 +9,11 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import BusyError, OptionError, StoreError
-from ..kernels import to_device
+from ..kernels import Weight, to_device
 from ..observe import Counters
 from ..spec import Quantisation
-from ..store import TensorInfo
+from ..store import MX_DTYPES, TensorInfo
 from .read_pool import pread_into
-
-DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U32": mx.uint32, "U8": mx.uint8}
 
 
 def require_in_vocabulary(ids: np.ndarray, vocab: int) -> None:
@@ -39,13 +37,12 @@ class EmbeddingRows:
         distinct, inverse = np.unique(ids, return_inverse=True)
         require_in_vocabulary(distinct, self._parts[0].shape[0])
         parts = [self._read(part, distinct) for part in self._parts]
-        if self._quantisation is None:
-            rows = parts[0].astype(dtype)
+        q = self._quantisation
+        if q is None:
+            rows = Weight(parts[0])
         else:
-            q = self._quantisation
-            scales, *biases = (p if p.dtype == mx.uint8 else p.astype(mx.float32) for p in parts[1:])
-            rows = mx.dequantize(parts[0], scales, biases[0] if biases else None, q.group, q.bits, q.mode).astype(dtype)
-        return rows[to_device(inverse.reshape(-1))]
+            rows = Weight(parts[0], parts[1], parts[2] if len(parts) > 2 else None, q.bits, q.group, q.mode)
+        return rows.numbers(dtype)[to_device(inverse.reshape(-1))]
 
     def _read(self, part: TensorInfo, ids: np.ndarray) -> mx.array:
         if self._fd is None:
@@ -60,7 +57,7 @@ class EmbeddingRows:
                     f"{part.path}: row {int(token)} of {part.name} is cut short; copy or convert the store again."
                 )
         self._counters.embedding_bytes += raw.nbytes
-        return to_device(raw).view(DTYPES[part.dtype]).reshape(len(ids), *part.shape[1:])
+        return to_device(raw).view(MX_DTYPES[part.dtype]).reshape(len(ids), *part.shape[1:])
 
     def close(self) -> None:
         """Give the file back. A call is then a BusyError."""

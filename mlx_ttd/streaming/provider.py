@@ -48,8 +48,8 @@ class ExpertProvider:
         require_slots(store.spec, slots)
         experts = store.spec.experts
         self.slots = min(slots, experts)
+        ledger.enter("slots", self.slots * store.expert_bytes)
         strides = [layout.stride for layout in store.layouts if layout is not None]
-        ledger.enter("slots", self.slots * sum(strides))
         self.banks = [SlotBank(experts, self.slots, stride, make_policy(policy, experts)) for stride in strides]
         self._files = RecordFiles(store, verify, read_mode)
         self._unread_ids: list[tuple[int, mx.array]] = []
@@ -73,7 +73,7 @@ class ExpertProvider:
         self._land_all()
         self.settle()
         self.ledger.leave("slots")
-        self.ledger.enter("slots", slots * sum(bank.stride for bank in self.banks))
+        self.ledger.enter("slots", slots * self.store.expert_bytes)
         for bank in self.banks:
             bank.allocate(slots)
         self.counters.reallocations += len(self.banks)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsIndex
 
 from mlx.utils import tree_flatten
 
@@ -18,7 +18,7 @@ from ._version import __version__
 from .allocation import divide_budget, residual_dtype, total_bytes
 from .assembly import assemble, enter_division
 from .backends import force_backend, require_matmul
-from .errors import ContextError, LeaseError, StateError
+from .errors import ContextError, LeaseError, OptionError, StateError
 from .generation import (
     Chunk,
     GenerationOptions,
@@ -147,7 +147,11 @@ class LLM:
         Every token runs as a decode step, so the logits are those of generating the same tokens. A text that follows
         a text is cut into tokens together with it.
         """
+        if own := sorted({"force", "logprobs"} & set(options)):
+            raise OptionError(f"score sets {own[0]} by itself; leave it out, or use generate.")
         ids = ids_after(self.tokenizer, prompt, continuation) if isinstance(continuation, str) else continuation
+        if not len(ids):
+            raise OptionError("the continuation is empty; give at least one token to score.")
         return self.generate(prompt, force=check_ids(ids, self.store.spec.vocab), logprobs=True, **options)
 
     def _stream(self, prompt: Prompt, options: GenerationOptions, record: Record) -> Generator[Chunk, None, None]:
@@ -321,6 +325,9 @@ class LLM:
         with suppress(Exception):
             self.close()
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str:
+        raise TypeError("an LLM holds memory and files and is neither copied nor pickled; load the store once more.")
+
     def __repr__(self) -> str:
         if self.closed:
             return f"<LLM {self.name}, closed>"
@@ -330,8 +337,8 @@ class LLM:
         return html_table({"store": self.name} | ({"state": "closed"} if self.closed else self._rows()))
 
     def _rows(self) -> dict[str, str]:
-        spec, division = self.store.spec, self.division
-        found = {"model": spec.model_type, "budget": f"{show_size(division.total)} budget"}
+        spec = self.store.spec
+        found = {"model": spec.model_type, "budget": f"{show_size(self.ledger.total)} budget"}
         if self.provider is not None:
             found["experts"] = f"{self.provider.slots} of {spec.experts} experts a layer in memory"
         return found | {"context": f"{self.context:,} tokens of context"}

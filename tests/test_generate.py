@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 import threading
 import time
@@ -447,6 +449,20 @@ def test_a_model_whose_llm_is_gone_says_so():
     model = mlx_ttd.load("demo", MEMORY).model
     with pytest.raises(BusyError, match="its LLM was let go"):
         model(mx.array([[1]]))
+
+
+def test_a_model_is_not_copied(llm):
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="neither copied nor pickled"):
+            attempt(llm)
+    assert llm.generate("And", max_tokens=1).tokens
+
+
+def test_what_score_sets_by_itself_is_refused(llm):
+    with pytest.raises(OptionError, match="score sets logprobs by itself"):
+        llm.score("And", " God", logprobs=True)
+    with pytest.raises(OptionError, match="the continuation is empty"):
+        llm.score("And", "")
 
 
 def test_a_closed_model_neither_saves_nor_restores(llm, tmp_path):

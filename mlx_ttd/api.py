@@ -14,7 +14,7 @@ from . import kernels
 from .allocation import divide_budget
 from .errors import BudgetError, OptionError
 from .llm import LLM
-from .observe import Recorder, Trace, probing
+from .observe import Recorder, Trace, make_trace_folder, probing
 from .open_models import close_open, note_open
 from .options import make_options
 from .progress_line import interactive
@@ -52,6 +52,7 @@ def trace(store: str | os.PathLike[str], prompt: Prompt, folder: str | os.PathLi
 
     `options` are those of `load`. See mlx_ttd.observe.trace for the format.
     """
+    make_trace_folder(Path(folder))
     with load(store, replace=False, **options) as llm:
         tokens = llm.encode(prompt)
         cache = llm.model.make_cache()
@@ -81,6 +82,9 @@ def load(
     are those of `Options`; MLX_TTD_<NAME> mirrors each. Raises StoreError, BudgetError (naming the least budget that
     works), OptionError.
     """
+    for name, value, kind in (("share", share, LLM), ("replace", replace, bool)):
+        if value is not None and not isinstance(value, kind):
+            raise OptionError(f"{name}={value!r} is a {type(value).__name__}; {kind.__name__} or None is needed.")
     if share is not None and memory != "auto":
         raise OptionError("memory= and share= exclude each other: the budget is that of the model to share with.")
     chosen = make_options({"memory": memory, **options} if memory != "auto" else options)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import OptionError
+from .spec import plain_number
 from .streaming import PREFETCH, parse_size, policy_names
 
 PREFIX = "MLX_TTD_"
@@ -118,7 +119,8 @@ def make_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.e
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}."
             raise OptionError(f"option {shown} is unknown; {hint}")
-    values = {name: _convert(name, text, known[name].default) for name, text in variables.items()} | dict(given)
+    values = {name: _convert(name, text, known[name].default) for name, text in variables.items()}
+    values |= {name: plain_number(value) for name, value in given.items()}
     for name, value in values.items():
         _check(name, value, known[name].default, known[name].metadata)
     return Options(**values)

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from .errors import OptionError
-from .text import Tokenizer
+from .text import Tokenizer, token_ids
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int] | Messages
+PROMPT = "a text, a list of chat messages, or token ids: integers in a list or in an array of one dimension"
 
 
 def is_chat(prompt: Prompt) -> TypeGuard[Messages]:
     """Whether a prompt is a list of chat messages."""
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    listed = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    return listed and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def ids_of(tokenizer: Tokenizer, prompt: Prompt, tools: Any, template: Mapping[str, Any]) -> Sequence[int]:
@@ -73,7 +75,7 @@ def repeated(
 
 def check_ids(ids: Sequence[int], vocab: int) -> list[int]:
     """`ids` as integers. OptionError where there is none, or one outside the vocabulary."""
-    found = [int(token) for token in ids]
+    found = token_ids(ids, "the prompt", PROMPT)
     if not found:
         raise OptionError("the prompt is empty; give at least one token.")
     if bad := [token for token in found if not 0 <= token < vocab]:

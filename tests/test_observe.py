@@ -54,6 +54,23 @@ def test_a_trace_repeats_and_survives_the_disk(tmp_path):
         load_trace(tmp_path / "a")
 
 
+def test_a_place_that_cannot_hold_a_trace_is_refused_before_the_prompt_runs(tmp_path, monkeypatch):
+    file, taken = tmp_path / "file", tmp_path / "taken"
+    file.touch()
+    record(taken)
+    monkeypatch.setattr("mlx_ttd.api.load", lambda *arguments, **options: pytest.fail("loaded"))
+    for folder in (taken, file, file / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(StoreError, match="another") as caught:
+            record(folder)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_trace_that_cannot_be_written_is_one_sentence(oracle_trace, tmp_path):
+    (tmp_path / "trace.safetensors").mkdir()
+    with pytest.raises(StoreError, match="cannot be written"):
+        oracle_trace.save(tmp_path)
+
+
 def without_norm_offset(monkeypatch):
     monkeypatch.setattr(ResidentWeights, "norm", ResidentWeights.vector)
 

@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from mlx_ttd.errors import ConfigError, OptionError
 from mlx_ttd.generation import make_processors, make_sampler, read_generation_defaults
 from mlx_ttd.generation.logprobs import token_logprob
-from mlx_ttd.generation.penalties import frequency_penalty, logit_bias, presence_penalty, repetition_penalty
+from mlx_ttd.generation.penalties import (
+    checked,
+    frequency_penalty,
+    logit_bias,
+    presence_penalty,
+    repetition_penalty,
+)
 from mlx_ttd.generation.sampling import candidates, greedy, most_probable
 
 LOGITS = st.lists(st.floats(-30, 30, width=32) | st.sampled_from([0.0, -0.0, 1.0, -1.0]), min_size=1, max_size=40)
@@ -153,11 +159,23 @@ def test_logit_bias():
     logits = mx.zeros(3)
     assert logit_bias({1: 2.5, 2: -math.inf})([], logits).tolist() == [0, 2.5, -math.inf]
     assert logit_bias({})([], logits).tolist() == [0, 0, 0]
-    for bias in ({-1: 1.0}, {"a": 1.0}, {0: math.nan}, {0: math.inf}):
+    for bias in ({-1: 1.0}, {"a": 1.0}, {0: math.nan}, {0: math.inf}, {10**12: 1.0}, {0: True}):
         with pytest.raises(OptionError, match="logit_bias"):
             logit_bias(bias)
     with pytest.raises(OptionError, match="token id 3"):
         logit_bias({3: 1.0})([], logits)
+
+
+def test_a_processor_that_returns_no_logits_is_named():
+    logits = mx.zeros(3)
+    for found in (None, np.zeros(3, np.float32), logits[None], logits[:2], logits.astype(mx.bfloat16)):
+
+        def spoil(tokens, logits, found=found):
+            return found
+
+        with pytest.raises(OptionError, match=r"processor .*spoil returned"):
+            checked(spoil)([], logits)
+    assert checked(lambda tokens, logits: logits)([], logits) is logits
 
 
 def test_processors_that_change_nothing_are_left_out():

@@ -2,15 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import OptionError
-from .penalties import Processor, make_processors
+from ..spec import plain_number
+from ..text import parameter_schemas, token_ids
+from .penalties import Processor, checked, make_processors
 from .sampling import Sampler, make_sampler
+
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+# What `Tokenizer.render_chat` takes by other ways.
+RESERVED = ("self", "messages", "tools")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _are_processors(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(map(callable, value))
+
+
+def _are_tools(value: Any) -> bool:
+    """Whether what is read of tools is there to be read."""
+    try:
+        return value is None or (
+            isinstance(value, Sequence) and all(map(_is_mapping, parameter_schemas(value).values()))
+        )
+    except (AttributeError, TypeError):
+        return False
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _are_variables(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) and name not in RESERVED for name in value)
+
+
+WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(NUMBERS, (_is_number, "a number")),
+    "max_tokens": (_is_count, "an integer of at least 1"),
+    "logit_bias": (_is_mapping, "a dict of numbers by token id"),
+    "processors": (_are_processors, "a list of functions of tokens and logits, which return logits"),
+    "stop": (lambda value: isinstance(value, Collection), "a string or strings"),
+    "tools": (_are_tools, "a list of dicts, each the JSON schema of a function, or None"),
+    "template": (
+        _are_variables,
+        f"a dict of the chat template's variables, none of them called {' or '.join(RESERVED)}",
+    ),
+    "on_prefill": (lambda value: value is None or callable(value), "a function of done and total, or None"),
+}
 
 
 @dataclass(frozen=True)
@@ -45,10 +96,14 @@ class GenerationOptions:
     on_prefill: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "force", tuple(int(token) for token in self.force))
-        whole = isinstance(self.max_tokens, int) and not isinstance(self.max_tokens, bool)
-        if not whole or self.max_tokens < 1:
-            raise OptionError(f"max_tokens is {self.max_tokens!r}; it must be an integer of at least 1.")
+        given = {f.name: plain_number(getattr(self, f.name)) for f in fields(self)}
+        for name, (fits, wanted) in WANTED.items():
+            if not fits(given[name]):
+                raise OptionError(f"{name} is {given[name]!r}; it must be {wanted}.")
+        given["force"] = tuple(token_ids(self.force, "force", "token ids, integers in a list"))
+        given["logit_bias"] = {plain_number(i): plain_number(bias) for i, bias in self.logit_bias.items()}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
 
     def sampler(self) -> Sampler:
         """The sampler these options ask for. OptionError for a number out of range."""
@@ -60,7 +115,7 @@ class GenerationOptions:
     def all_processors(self, prompt_length: int) -> list[Processor]:
         """Penalties and bias, then `processors`."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.logit_bias)
-        return [*make_processors(*penalties, prompt_length), *self.processors]
+        return [*make_processors(*penalties, prompt_length), *map(checked, self.processors)]
 
     @property
     def length(self) -> int:

@@ -16,6 +16,23 @@ import mlx.core as mx
 from ..errors import OptionError
 
 Processor = Callable[[Sequence[int], mx.array], mx.array]
+MOST_IDS = 1 << 31
+
+
+def checked(processor: Processor) -> Processor:
+    """`processor`, with an OptionError where it returns anything but f32 logits of the shape it was given."""
+
+    def process(tokens: Sequence[int], logits: mx.array) -> mx.array:
+        found: object = processor(tokens, logits)
+        if isinstance(found, mx.array) and (found.shape, found.dtype) == (logits.shape, mx.float32):
+            return found
+        what = f"{found.dtype} {list(found.shape)}" if isinstance(found, mx.array) else f"a {type(found).__name__}"
+        raise OptionError(
+            f"the processor {getattr(processor, '__qualname__', processor)} returned {what}; it must return "
+            f"logits, an mx.array of {mx.float32} {list(logits.shape)}."
+        )
+
+    return process
 
 
 def repetition_penalty(penalty: float) -> Processor:
@@ -60,9 +77,11 @@ def _subtract(name: str, penalty: float, prompt_length: int, weight: Callable[[i
 def logit_bias(bias: Mapping[int, float]) -> Processor:
     """Add a number to the logits of some token ids; -inf forbids a token, while +inf and NaN are refused."""
     for token, amount in bias.items():
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise OptionError(f"logit_bias has the key {token!r}; keys are token ids, integers of at least 0.")
-        if not (isinstance(amount, int | float) and amount < math.inf):
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < MOST_IDS:
+            raise OptionError(
+                f"logit_bias has the key {token!r}; keys are token ids, at least 0 and below the vocabulary."
+            )
+        if isinstance(amount, bool) or not (isinstance(amount, int | float) and amount < math.inf):
             raise OptionError(f"logit_bias[{token}] is {amount!r}; it must be a number below infinity.")
     ids = mx.array(list(bias), dtype=mx.int32)
     amounts = mx.array(list(bias.values()), dtype=mx.float32)

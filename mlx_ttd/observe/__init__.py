@@ -5,7 +5,7 @@ from .diff import Difference, first_difference, incomparable
 from .machine import MachineState, machine_state
 from .probe import MODEL, note, probing, watched
 from .profile import Profile
-from .trace import Recorder, Trace, load_trace
+from .trace import Recorder, Trace, load_trace, make_trace_folder
 
 __all__ = [
     "MODEL",
@@ -19,6 +19,7 @@ __all__ = [
     "incomparable",
     "load_trace",
     "machine_state",
+    "make_trace_folder",
     "note",
     "probing",
     "watched",

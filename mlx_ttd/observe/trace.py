@@ -57,10 +57,7 @@ class Trace:
     def save(self, folder: str | Path) -> None:
         """Write the directory `folder`, which must not hold a trace yet."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "trace.json").exists():
-            raise StoreError(f"{folder} holds a trace already; name another directory.")
-        save_file({name: np.ascontiguousarray(a) for name, a in self.arrays.items()}, folder / "trace.safetensors")
+        make_trace_folder(folder)
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -70,7 +67,23 @@ class Trace:
             "layers": self.layers,
             "digest": self.digest,
         }
-        (folder / "trace.json").write_text(json.dumps(header, indent=1) + "\n")
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        try:
+            save_file(arrays, folder / "trace.safetensors")
+            (folder / "trace.json").write_text(json.dumps(header, indent=1) + "\n")
+        except (OSError, SafetensorError) as error:
+            raise StoreError(f"the trace cannot be written to {folder}: {error}; name another directory.") from None
+
+
+def make_trace_folder(folder: Path) -> None:
+    """Make the directory of a trace. StoreError where that cannot be, or where it holds a trace already."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = (folder / "trace.json").exists()
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{folder} cannot be made a directory for a trace: {error}; name another one.") from None
+    if taken:
+        raise StoreError(f"{folder} holds a trace already; name another directory.")
 
 
 def load_trace(folder: str | Path) -> Trace:

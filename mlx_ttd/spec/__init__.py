@@ -1,6 +1,7 @@
 """What a model is, as data: configuration, tensor roles and the layout of an expert record. No arrays."""
 
 from .model_spec import FULL, LINEAR, ModelSpec, model_spec, read_json, text_config
+from .numbers import plain_number
 from .record_layout import ALIGNMENT, STRIDE_UNIT, Matrix, Quantisation, RecordLayout, align, record_layout
 from .roles import Tensor, layer_tensors, mtp_tensors, trunk_tensors
 
@@ -18,6 +19,7 @@ __all__ = [
     "layer_tensors",
     "model_spec",
     "mtp_tensors",
+    "plain_number",
     "read_json",
     "record_layout",
     "text_config",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,18 @@ def put_back(snapshot: Snapshot, state: Sequence[LayerState], fingerprint: dict[
 
 def save(snapshot: Snapshot, path: str | Path) -> None:
     """Write a safetensors file, whole or not at all."""
-    path = Path(path)
     arrays = {f"{i}.{j}": a for i, layer in enumerate(snapshot.layers) for j, a in enumerate(layer)}
     arrays["tokens"] = mx.array(snapshot.tokens, mx.int32)
-    partial = path.with_name(path.name + ".partial.safetensors")
-    mx.save_safetensors(str(partial), arrays, {"fingerprint": json.dumps(snapshot.fingerprint)})
-    partial.replace(path)
+    partial = Path(f"{path}.partial.safetensors")
+    try:
+        partial.touch()
+        mx.save_safetensors(str(partial), arrays, {"fingerprint": json.dumps(snapshot.fingerprint)})
+        partial.replace(path)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise StateError(f"the state cannot be saved as {path}: {error}; name a file that can be written.") from None
+    finally:
+        with suppress(OSError, ValueError):
+            partial.unlink()
 
 
 def load(path: str | Path) -> Snapshot:

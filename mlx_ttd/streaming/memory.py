@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import OptionError
+from ..spec import plain_number
 from .control_group import control_group_memory
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -19,13 +20,17 @@ SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 def parse_size(size: int | float | str, name: str = "memory") -> int:
     """Bytes of '3GB' (10^9), '2.5GiB' (2^30) or a plain number. OptionError on anything else."""
+    size = plain_number(size)
     match = SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is not None and match[2].upper() in UNITS:
-        value = float(match[1]) * UNITS[match[2].upper()]
+        unit = UNITS[match[2].upper()]
+        value = float(match[1]) if unit == 1 else int(float(match[1]) * unit)
     elif isinstance(size, int | float) and not isinstance(size, bool):
         value = size
     else:
         raise OptionError(f"{name} {size!r} is not a size; write bytes, '3GB' (10^9), '2.5GiB' (2^30) or 'auto'.")
+    if isinstance(value, float) and not value.is_integer():
+        raise OptionError(f"{name} {size!r} is no whole number of bytes; write one, or '2.5GB' (10^9).")
     if not 0 < value < 2**50:
         raise OptionError(f"{name} {size!r} is out of range; it must be above 0 and below 1 PiB.")
     return int(value)

@@ -8,8 +8,9 @@ from .detokenizer import Detokenizer
 from .limits import DEFAULT_LIMITS, Limits
 from .reasoning import ReasoningSplitter, opens_reasoning
 from .tagged import held_suffix
+from .token_ids import token_ids
 from .tokenizer import Tokenizer
-from .tool_calls import ToolCallSplitter, parse_tool_calls
+from .tool_calls import ToolCallSplitter, parameter_schemas, parse_tool_calls
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -21,7 +22,9 @@ __all__ = [
     "held_suffix",
     "normalise_messages",
     "opens_reasoning",
+    "parameter_schemas",
     "parse_tool_calls",
     "read_templates",
     "render",
+    "token_ids",
 ]

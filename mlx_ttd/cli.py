@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -14,13 +18,14 @@ import typer
 from . import __version__, api
 from .bench import bench as run_bench
 from .bench import draw_knee, sweep
-from .errors import StoreError, TTDError
-from .generation import Chunk
+from .errors import ContextError, OptionError, StoreError, TTDError
+from .generation import Chunk, GenerationOptions
 from .kernels import native_status
 from .machine import machines
 from .observe import Profile, first_difference, incomparable, load_trace, probing
 from .observe.doctor import report
-from .plan import TARGET
+from .options import PREFIX, Options
+from .plan import PROMPT, TARGET
 from .plan import plan as forecast_plan
 from .progress_line import ProgressLine
 from .store import Progress
@@ -35,17 +40,31 @@ app = typer.Typer(
 )
 
 STORE = "A *.ttd directory, a hub id that was converted, or 'demo', the bundled model."
+DEFAULTS = Options()
 StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help=STORE)]
 ModelOption = Annotated[str, typer.Option("--model", "-m", help=STORE)]
-MemoryOption = Annotated[str, typer.Option(help="Bound on all memory used: '3GB' (10^9), '2.5GiB', bytes, or 'auto'.")]
-ContextOption = Annotated[int, typer.Option(help="Tokens, prompt and answer together, that memory is reserved for.")]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Bound on all memory used: '3GB' (10^9), '2.5GiB', bytes, or 'auto'.", show_default=str(DEFAULTS.memory)
+    ),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens, prompt and answer together, that memory is reserved for.", show_default=str(DEFAULTS.context)
+    ),
+]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens to generate at most.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 takes the likeliest token; 1 samples as the model says.")]
 TopKOption = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0: among all.")]
 TopPOption = Annotated[float, typer.Option(help="Sample among the likeliest tokens that together have this share.")]
 MinPOption = Annotated[float, typer.Option(help="Leave out tokens less likely than this share of the likeliest.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of the sampling; the same seed gives the same text.")]
-PolicyOption = Annotated[str, typer.Option(help=f"Which expert leaves full memory: {', '.join(policy_names())}.")]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option(help=f"Which expert leaves full memory: {', '.join(policy_names())}.", show_default=DEFAULTS.policy),
+]
 ThinkingOption = Annotated[
     bool | None, typer.Option("--thinking/--no-thinking", help="Ask the chat template for reasoning, or for none.")
 ]
@@ -54,6 +73,10 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text
 
 def _note(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+def _say(error: object) -> None:
+    _note(f"mlx-ttd: {error}")
 
 
 def _version(wanted: bool) -> None:
@@ -71,14 +94,30 @@ def _options(
     pass
 
 
-def _print_chunks(chunks: Iterator[Chunk]) -> dict[str, str]:
-    """Print text as it comes; Ctrl-C ends it with the text so far. Returns that, reasoning apart, as a message."""
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that the user gave: what is left out may be set in the environment."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _load(model: str, quiet: bool, **options: Any) -> api.LLM:
+    """A model with the options that were given; it is wired unless the environment says otherwise."""
+    progress = False if quiet else None
+    wire = None if f"{PREFIX}WIRE" in os.environ else True
+    return api.load(model, **_given(progress=progress, wire=wire, **options))
+
+
+def _print_chunks(chunks: Iterator[Chunk], before: str = "") -> dict[str, str]:
+    """Print `before` and the text as it comes; Ctrl-C ends it with the text so far.
+
+    Returns the text, reasoning apart, as a message.
+    """
     message = {"role": "assistant", "content": "", "reasoning_content": ""}
     try:
         for chunk in chunks:
             message["content"] += chunk.text
             message["reasoning_content"] += chunk.reasoning
-            print(chunk.reasoning + chunk.text, end="", flush=True)
+            print(before + chunk.reasoning + chunk.text, end="", flush=True)
+            before = ""
     except KeyboardInterrupt:
         _note("\ninterrupted")
     print(flush=True)
@@ -97,15 +136,17 @@ def _report(llm: api.LLM) -> None:
     _note("; ".join(parts))
 
 
-def _sampling(temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> dict[str, Any]:
-    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+def _sampling(**options: Any) -> dict[str, Any]:
+    """The options of a generation. OptionError, before anything is loaded or printed, for one out of range."""
+    GenerationOptions(**options).sampler()
+    return options
 
 
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue, or with --chat the message.")],
     model: ModelOption = "demo",
-    memory: MemoryOption = "auto",
+    memory: MemoryOption = None,
     max_tokens: MaxTokensOption = 128,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a message of a chat.")] = False,
     thinking: ThinkingOption = None,
@@ -115,22 +156,22 @@ def generate(
     min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
-    context: ContextOption = 4096,
-    policy: PolicyOption = "lfu",
+    context: ContextOption = None,
+    policy: PolicyOption = None,
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went; the run is slower.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Continue PROMPT and print the text as it comes."""
-    with api.load(model, memory, context=context, policy=policy, wire=True, progress=not quiet) as llm:
+    sampling = _sampling(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+    )
+    with _load(model, quiet, memory=memory, context=context, policy=policy) as llm:
         template = {} if thinking is None else {"enable_thinking": thinking}
         message: Any = [{"role": "user", "content": prompt}] if chat else prompt
-        sampling = _sampling(temperature, top_k, top_p, min_p, seed)
-        if not chat and not quiet:
-            print(prompt, end="", flush=True)
-        chunks = llm.stream(message, max_tokens=max_tokens, stop=tuple(stop or ()), template=template, **sampling)
+        chunks = llm.stream(message, stop=tuple(stop or ()), template=template, **sampling)
         times = Profile()
         with probing(times) if profile else nullcontext():
-            _print_chunks(chunks)
+            _print_chunks(chunks, before="" if chat or quiet else prompt)
         if profile:
             _note(times.table())
         if not quiet:
@@ -140,7 +181,7 @@ def generate(
 @app.command()
 def chat(
     model: ModelOption = "demo",
-    memory: MemoryOption = "auto",
+    memory: MemoryOption = None,
     max_tokens: MaxTokensOption = 512,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
     thinking: ThinkingOption = None,
@@ -149,22 +190,29 @@ def chat(
     top_p: TopPOption = 0.95,
     min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
-    context: ContextOption = 4096,
-    policy: PolicyOption = "lfu",
+    context: ContextOption = None,
+    policy: PolicyOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Talk with a model. An empty line or Ctrl-D ends; Ctrl-C ends an answer."""
     history: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     template = {} if thinking is None else {"enable_thinking": thinking}
-    sampling = _sampling(temperature, top_k, top_p, min_p, seed)
-    with api.load(model, memory, context=context, policy=policy, wire=True, progress=not quiet) as llm:
+    sampling = _sampling(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+    )
+    if sys.stdin is None:
+        raise OptionError("standard input is closed, and chat reads its messages there; open it, or use generate.")
+    with _load(model, quiet, memory=memory, context=context, policy=policy) as llm:
         while True:
             print("> ", end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline().strip()
             if not line:
                 break
-            history.append({"role": "user", "content": line})
-            history.append(_print_chunks(llm.stream(history, max_tokens=max_tokens, template=template, **sampling)))
+            asked = [*history, {"role": "user", "content": line}]
+            try:
+                history = [*asked, _print_chunks(llm.stream(asked, template=template, **sampling))]
+            except ContextError as error:
+                _say(error)
         if not quiet:
             _report(llm)
 
@@ -202,11 +250,11 @@ def _print_table(data: dict[str, Any], indent: str = "") -> None:
 @app.command()
 def info(
     store: StoreArgument = "demo",
-    context: ContextOption = 4096,
+    context: ContextOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a store holds, what it costs in memory, and the least budget it runs in."""
-    found = api.info(store, context=context)
+    found = api.info(store, **_given(context=context))
     if as_json:
         print(json.dumps(found, indent=1))
     else:
@@ -235,7 +283,7 @@ def convert(
 ) -> None:
     """Make a store from a checkpoint. Codes that are already quantised are kept bit for bit."""
     made = api.convert(source, destination, policy, head_bits, embed_bits, _progress("convert"), revision)
-    print(f"{made} is ready; `mlx-ttd info {made}` tells what it costs in memory.")
+    print(f"{made} is ready; `mlx-ttd info {quote(str(made))}` tells what it costs in memory.")
 
 
 @app.command()
@@ -243,10 +291,10 @@ def trace(
     store: StoreArgument,
     prompt: Annotated[str, typer.Option(help="The text to pass through the model.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The directory to write.")],
-    memory: MemoryOption = "auto",
+    memory: MemoryOption = None,
 ) -> None:
     """Record what every layer makes of every token of a prompt."""
-    found = api.trace(store, prompt, output, memory=memory)
+    found = api.trace(store, prompt, output, **_given(memory=memory))
     print(f"{output}: {len(found.tokens)} tokens, digest {found.digest}")
 
 
@@ -268,41 +316,55 @@ def diff(
 @app.command()
 def plan(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A store, a checkpoint directory or a hub id.")],
-    memory: MemoryOption = "auto",
+    memory: MemoryOption = None,
     machine: Annotated[str, typer.Option(help=f"The machine to forecast for: {', '.join(machines())}.")] = TARGET,
     probe: Annotated[bool, typer.Option("--probe", help="Measure this machine and forecast for it.")] = False,
-    prompt_tokens: Annotated[int, typer.Option(help="Length of the prompt whose first token is forecast.")] = 512,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(help="Length of the prompt whose first token is forecast.", show_default=str(PROMPT)),
+    ] = None,
     wanted: Annotated[float | None, typer.Option(help="A wanted tok/s: say what stands in its way.")] = None,
-    context: ContextOption = 4096,
+    context: ContextOption = None,
     head_bits: Annotated[int | None, typer.Option(help="Bits of the head of a checkpoint: 16, 8 or 4.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Forecast from headers alone whether a model fits, and how fast it will be. Exit code 1 where it does not fit."""
     found = forecast_plan(
         source,
-        memory,
-        "this" if probe else machine,
+        machine="this" if probe else machine,
         prompt_tokens=prompt_tokens,
         wanted_tok_s=wanted,
         head_bits=head_bits,
-        context=context,
+        **_given(memory=memory, context=context),
     )
     print(json.dumps(found.to_json(), indent=1) if as_json else found)
     raise typer.Exit(0 if found.fits else 1)
 
 
+def _check_png(path: Path) -> None:
+    """OptionError where a sweep could not be drawn, told before it is measured."""
+    if path.suffix.lower() != ".png":
+        raise OptionError(f"--png {path} is no name of a PNG; end it in .png.")
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise OptionError(f"--png {path} cannot be written; name a file in a directory that can be written to.")
+    if find_spec("matplotlib") is None:
+        raise OptionError("--png needs matplotlib; install it, or leave --png out.")
+
+
 @app.command()
 def bench(
     store: StoreArgument = "demo",
-    memory: MemoryOption = "auto",
+    memory: MemoryOption = None,
     tokens: Annotated[int, typer.Option(help="Tokens to decode after each prompt.")] = 32,
     budgets: Annotated[str | None, typer.Option("--sweep", help="LOW:HIGH, budgets to compare, as 2.5GB:8GB.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw the sweep here; needs matplotlib.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure a store on this machine and print a block to paste, with the forecast beside it."""
+    if png is not None:
+        _check_png(png)
     if budgets is None:
-        report = run_bench(store, memory, tokens)
+        report = run_bench(store, tokens=tokens, **_given(memory=memory))
         print(json.dumps(report.to_json(), indent=1) if as_json else report)
         return
     low, _, high = budgets.partition(":")
@@ -319,13 +381,38 @@ def doctor() -> None:
     print(report(machine_memory(), native_status()))
 
 
-def main() -> None:
-    """Entry point: a TTDError is one sentence on standard error and exit code 2."""
+def _run() -> None:
     try:
         app(standalone_mode=True)
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+def _abandon_output() -> None:
+    """Let what standard output could not take be forgotten, so that ending does not try it again."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main() -> None:
+    """Entry point: what goes wrong is one sentence on standard error and exit code 2."""
+    sys.stderr = sys.stderr or io.StringIO()
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        _run()
     except TTDError as error:
-        _note(f"mlx-ttd: {error}")
+        _say(error)
         sys.exit(2)
-    except KeyboardInterrupt:
-        _note("interrupted")
-        sys.exit(130)
+    except BrokenPipeError:
+        _abandon_output()
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            _abandon_output()
+            _say(f"standard output cannot be written: {error.strerror}; free some space or send it elsewhere.")
+        else:
+            _say(f"{error.filename} cannot be used: {error.strerror}; name another path.")
+        sys.exit(2)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import comb, prod
+from math import comb, inf, prod
 from pathlib import Path
 from typing import Any
 
+from . import kernels
 from .allocation import divide_budget
+from .backends import force_backend
 from .errors import BudgetError, OptionError
 from .hit_rate import Curve, hit_rate, measured_curve
 from .machine import Machine, machine_named
@@ -18,9 +20,10 @@ from .probe_machine import probe
 from .spec import trunk_tensors
 from .store import Store, is_hub_id, open_store, planned_store
 from .store_paths import store_path
-from .streaming import auto_budget, parse_size, show_size
+from .streaming import auto_budget, machine_memory, parse_size, show_size
 
 TARGET = "m2-8gb"
+PROMPT = 512
 SYSTEM_BYTES = 2.5e9
 
 
@@ -163,11 +166,35 @@ def _store(source: str | os.PathLike[str], options: Options, head_bits: int | No
     checkpoint = (Path(source) / "config.json").is_file() and not (Path(source) / "manifest.json").is_file()
     stored = Path(options.stores).expanduser() / f"{source}.ttd" / "manifest.json"
     hub = is_hub_id(source) and not stored.is_file()
-    return planned_store(source, head_bits) if checkpoint or hub else open_store(store_path(source, options))
+    if checkpoint or hub:
+        return planned_store(source, head_bits)
+    path = store_path(source, options)
+    if head_bits is not None:
+        raise OptionError(f"head_bits is of use with a checkpoint alone, and {path} is a store, which has its head.")
+    return open_store(path)
+
+
+def _check(prompt_tokens: int | None, wanted_tok_s: float | None) -> None:
+    if prompt_tokens is not None and (type(prompt_tokens) is not int or prompt_tokens < 1):
+        raise OptionError(f"prompt_tokens is {prompt_tokens!r}; it must be an integer of at least 1.")
+    if wanted_tok_s is not None and not 0 < wanted_tok_s < inf:
+        raise OptionError(f"wanted_tok_s is {wanted_tok_s!r}; it must be a number above 0.")
+
+
+def _prompt(tokens: int | None, store: Store, options: Options) -> int:
+    """The length of the prompt to forecast. OptionError for one that the context does not hold."""
+    most = store.spec.max_context
+    context = min(options.context, most)
+    if tokens is None:
+        return min(PROMPT, context)
+    if tokens > context:
+        hint = f"plan with context={tokens}" if tokens <= most else f"take another model: this one reads {most:,}"
+        raise OptionError(f"prompt_tokens is {tokens:,} and the context {context:,}; shorten the prompt or {hint}.")
+    return tokens
 
 
 def forecast(
-    store: Store, options: Options, machine: Machine, memory: int, prompt_tokens: int = 512,
+    store: Store, options: Options, machine: Machine, memory: int, prompt_tokens: int = PROMPT,
     curve: Curve | None = None, wanted_tok_s: float | None = None,
 ) -> Forecast:  # fmt: skip
     """As `plan`, for an opened store, a machine and a budget in bytes."""
@@ -201,7 +228,7 @@ def plan(
     memory: str | int = "auto",
     machine: str | Machine = TARGET,
     *,
-    prompt_tokens: int = 512,
+    prompt_tokens: int | None = None,
     hit_rates: Curve | None = None,
     wanted_tok_s: float | None = None,
     head_bits: int | None = None,
@@ -210,18 +237,28 @@ def plan(
     """Forecast from headers alone whether `source` fits `memory` on `machine`, what the budget buys, and the speed.
 
     source: a store, a checkpoint directory or a hub id (then `head_bits` is that of the conversion). machine: a name
-    of machines.json, a `Machine`, or "this", which is probed with the store's own records. hit_rates: hit rate by
-    slots a layer; by default the curve measured on skewed routing. wanted_tok_s: how the time of a token would have
-    to divide. The other options are those of `load`. memory="auto" is half of the machine's memory.
+    of machines.json, a `Machine`, or "this", which is probed with the store's own records. prompt_tokens: 512, or the
+    context where that is less. hit_rates: hit rate by slots a layer; by default the curve measured on skewed routing.
+    wanted_tok_s: how the time of a token would have to divide. The other options are those of `load`. memory="auto" is
+    MLX_TTD_MEMORY, else half of the machine's memory. Raises OptionError for what cannot be, such as a budget beyond
+    the machine's memory.
     """
-    chosen = make_options(options)
-    store = _store(source, chosen, head_bits)
+    _check(prompt_tokens, wanted_tok_s)
+    chosen = make_options({"memory": memory, **options} if memory != "auto" else options)
     if machine == "this":
-        if not store.manifest.files:
-            raise OptionError(f"{source} is not converted yet, so there are no records to probe the disk with.")
-        machine = probe(store)
-        total = auto_budget() if memory == "auto" else parse_size(memory)
+        name, held, auto = "this machine", float(machine_memory()[0]), auto_budget()
     else:
         machine = machine_named(machine) if isinstance(machine, str) else machine
-        total = int(machine.memory_bytes / 2) if memory == "auto" else parse_size(memory)
-    return forecast(store, chosen, machine, total, prompt_tokens, hit_rates, wanted_tok_s)
+        name, held, auto = machine.name, machine.memory_bytes, int(machine.memory_bytes / 2)
+    total = auto if chosen.memory == "auto" else parse_size(chosen.memory)
+    if total > held:
+        raise OptionError(f"memory is {show_size(total)} and {name} has {show_size(held)}; give no more.")
+    store = _store(source, chosen, head_bits)
+    tokens = _prompt(prompt_tokens, store, chosen)
+    if isinstance(machine, Machine):
+        return forecast(store, chosen, machine, total, tokens, hit_rates, wanted_tok_s)
+    if not store.manifest.files:
+        raise OptionError(f"{source} is not converted yet, so there are no records to probe the disk with.")
+    with kernels.forced(kernels.forced_kind()):
+        force_backend(chosen.backend)
+        return forecast(store, chosen, probe(store), total, tokens, hit_rates, wanted_tok_s)

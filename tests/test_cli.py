@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -10,19 +11,22 @@ import subprocess
 import sys
 
 import pytest
+from checkpoints import tiny
 from typer.testing import CliRunner
 
 import mlx_ttd
 from mlx_ttd import cli
+from mlx_ttd.options import Options
 
 MEMORY = ["--memory", "300MB"]
 
 
-def run(*arguments, stdin=None, timeout=120, **environment):
+def run(*arguments, stdin=None, timeout=120, shell='"$@"', **environment):
+    words = [sys.executable, "-m", "mlx_ttd", *map(str, arguments)]
     return subprocess.run(
-        [sys.executable, "-m", "mlx_ttd", *map(str, arguments)],
+        ["bash", "-c", shell, "bash", *words],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         input=stdin,
         timeout=timeout,
         env={**os.environ, **environment},
@@ -191,6 +195,124 @@ def test_bad_arguments_are_one_sentence_and_exit_code_2(capsys, monkeypatch, arg
     assert code == 2
     assert words in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "arguments", "words"),
+    [
+        ("CONTEXT", "1", ["generate", "In the beginning"], "reserved for 1"),
+        ("POLICY", "bogus", ["chat"], "choose one of"),
+        ("POLICY", "bogus", ["trace", "demo", "--prompt", "And", "-o", "nowhere"], "choose one of"),
+        ("MEMORY", "1MB", ["bench"], "at least"),
+        ("MEMORY", "1MB", ["trace", "demo", "--prompt", "And", "-o", "nowhere"], "at least"),
+        ("CONTEXT", "0", ["info"], "out of range"),
+    ],
+)
+def test_the_environment_sets_what_is_not_given(capsys, monkeypatch, tmp_path, name, value, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(f"MLX_TTD_{name}", value)
+    code, _, err = call(capsys, monkeypatch, *arguments)
+    assert (code, words in err) == (2, True)
+
+
+@pytest.mark.parametrize("command", [["generate", "And", "-n", "1"], ["chat"]])
+def test_wiring_and_progress_are_defaults_alone(capsys, monkeypatch, command):
+    found, real = [], mlx_ttd.api.load
+    monkeypatch.setattr(mlx_ttd.api, "load", lambda *a, **k: found.append(real(*a, **k)) or found[-1])
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert call(capsys, monkeypatch, *command, *MEMORY)[0] == 0
+    monkeypatch.setenv("MLX_TTD_WIRE", "0")
+    monkeypatch.setenv("MLX_TTD_PROGRESS", "0")
+    assert call(capsys, monkeypatch, *command, *MEMORY)[0] == 0
+    assert [(llm.options.wire, llm.options.progress) for llm in found] == [(True, True), (False, False)]
+
+
+def test_what_is_given_wins_over_the_environment(capsys, monkeypatch):
+    monkeypatch.setenv("MLX_TTD_CONTEXT", "77")
+    monkeypatch.setenv("MLX_TTD_MEMORY", "150MB")
+    assert json.loads(call(capsys, monkeypatch, "info", "--json")[1])["context"] == 77
+    assert json.loads(call(capsys, monkeypatch, "info", "--json", "--context", 99)[1])["context"] == 99
+    assert json.loads(call(capsys, monkeypatch, "plan", "demo", "--json")[1])["memory"] == 150_000_000
+    found = call(capsys, monkeypatch, "plan", "demo", "--json", "--memory", "200MB")
+    assert json.loads(found[1])["memory"] == 200_000_000
+
+
+def test_help_shows_the_defaults_of_the_library():
+    shown = CliRunner().invoke(cli.app, ["generate", "--help"], env={"COLUMNS": "200"}).output
+    for name in ("memory", "context", "policy"):
+        assert f"[default: ({getattr(Options(), name)})]" in shown
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["generate", "And", "-n", "2", *MEMORY], ["info"], ["--help"]])
+def test_output_that_cannot_be_written_is_one_sentence(tmp_path, arguments, unbuffered):
+    full = f"ulimit -f 0; \"$@\" > '{tmp_path / 'out'}'"
+    done = run(*arguments, shell=full, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 2
+    assert "standard output cannot be written: File too large" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_closed_streams_and_characters_that_cannot_be_written():
+    closed = run("chat", *MEMORY, shell='"$@" <&-')
+    assert closed.returncode == 2
+    assert closed.stderr.startswith("mlx-ttd: standard input is closed")
+    assert run("generate", "And", "-n", 2, *MEMORY, shell='"$@" 2>&-').returncode == 0
+    done = run("generate", "Adé", "-n", 2, *MEMORY, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout[:3]) == (0, "Ad?")
+    assert run("chat", "-n", 2, *MEMORY, stdin="Adé\n", PYTHONIOENCODING="ascii").returncode == 0
+
+
+def test_a_message_longer_than_the_context_does_not_end_a_chat(capsys, monkeypatch):
+    asked, real = [], mlx_ttd.LLM.stream
+    monkeypatch.setattr(mlx_ttd.LLM, "stream", lambda llm, *a, **k: asked.append(a[0]) or real(llm, *a, **k))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"Genesis\n{'word ' * 400}\nAnd then?\n"))
+    code, out, err = call(capsys, monkeypatch, "chat", "-n", 3, "--context", 200, "--temperature", 0, *MEMORY)
+    assert code == 0
+    assert "mlx-ttd: the prompt has" in err
+    assert len(out.splitlines()) == 2
+    assert [len(messages) for messages in asked] == [1, 3, 3]
+    assert [message["content"] for message in asked[-1]][::2] == ["Genesis", "And then?"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--temperature", "-1"], ["--top-p", "0"], ["--memory", "1MB"], ["--context", "1"]]
+)
+def test_what_is_refused_prints_no_prompt(capsys, monkeypatch, arguments):
+    code, out, _ = call(capsys, monkeypatch, "generate", "In the beginning", *arguments)
+    assert (code, out) == (2, "")
+
+
+def test_options_of_a_generation_are_checked_before_loading(capsys, monkeypatch):
+    monkeypatch.setattr(mlx_ttd.api, "load", lambda *_, **__: pytest.fail("loaded"))
+    for command in (["generate", "And"], ["chat"]):
+        assert call(capsys, monkeypatch, *command, "--temperature", "-1")[0] == 2
+
+
+@pytest.mark.parametrize("name", ["missing/x.png", "x.gif", "folder.png"])
+def test_a_drawing_that_cannot_be_written_is_refused_before_measuring(capsys, monkeypatch, tmp_path, name):
+    monkeypatch.setattr(cli, "sweep", lambda *_: pytest.fail("measured"))
+    (tmp_path / "folder.png").mkdir()
+    code, _, err = call(capsys, monkeypatch, "bench", "--sweep", "100MB:120MB", "--png", tmp_path / name)
+    assert (code, "--png" in err) == (2, True)
+
+
+def test_a_tolerance_that_is_none_is_refused(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert call(capsys, monkeypatch, "trace", "demo", "--prompt", "And", "-o", "a", *MEMORY)[0] == 0
+    assert call(capsys, monkeypatch, "diff", "a", "a", "--atol", 0.5)[0] == 0
+    for atol in ("-1", "nan", "inf"):
+        code, _, err = call(capsys, monkeypatch, "diff", "a", "a", "--atol", atol)
+        assert (code, "atol is" in err) == (2, True)
+
+
+def test_commands_in_messages_quote_their_paths(capsys, monkeypatch, tmp_path):
+    source = tiny(tmp_path / "a source")
+    _, _, err = call(capsys, monkeypatch, "info", source)
+    assert f"`mlx-ttd convert '{source}' 'a source.ttd'`" in err
+    code, out, _ = call(capsys, monkeypatch, "convert", source, tmp_path / "a store")
+    assert code == 0
+    assert f"`mlx-ttd info '{tmp_path / 'a store'}'`" in out
 
 
 def test_an_unknown_environment_variable_is_refused(capsys, monkeypatch):

@@ -14,7 +14,8 @@ from checkpoints import DENSE, MOE, TEXT, TIED, bf16, f32, hf_tensors, packed, t
 
 from mlx_ttd.errors import CheckpointError, ConversionError, OptionError
 from mlx_ttd.spec import ModelSpec, Quantisation, RecordLayout, model_spec, mtp_tensors, trunk_tensors
-from mlx_ttd.store import Store, convert, open_store, read_tensor
+from mlx_ttd.store import Store, convert, open_store, policies, read_tensor
+from mlx_ttd.store.policy import FOLDER, known_roles, load_policy, policy_role
 
 
 def bits(array: mx.array) -> np.ndarray:
@@ -313,6 +314,26 @@ def test_policies_are_refused_in_a_sentence(tmp_path: Path) -> None:
         (tmp_path / "p.json").write_text(json.dumps({"roles": roles_given}))
         with pytest.raises(OptionError, match=words):
             convert(source, tmp_path / "dst", policy=tmp_path / "p.json")
+
+
+def test_an_unknown_role_is_refused(tmp_path: Path) -> None:
+    source, roles = tiny(tmp_path / "src"), json.loads((FOLDER / "int4.json").read_text())["roles"]
+    for role, words in (
+        ("moe.experts", "role 'moe.experts' is unknown; known are embedding, .* moe.gate_up, moe.down"),
+        ("moe.gateup", r"did you mean .*moe\.gate_up"),
+    ):
+        (tmp_path / "p.json").write_text(json.dumps({"roles": roles | {role: {"bits": 3, "group": 64}}}))
+        with pytest.raises(OptionError, match=words):
+            convert(source, tmp_path / "dst", policy=tmp_path / "p.json")
+    assert not (tmp_path / "dst").exists()
+
+
+def test_each_bundled_policy_names_the_roles_of_every_model() -> None:
+    specs = [model_spec(config) for config in (MOE, DENSE, TIED)]
+    roles = {policy_role(t) for spec in specs for t in [*trunk_tensors(spec), *mtp_tensors(spec)]}
+    for name in policies():
+        assert set(load_policy(name).roles) == roles
+    assert set(known_roles()) == roles
 
 
 def test_bf16_rounding_is_nearest_even() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from mlx_ttd.spec import model_spec
 from mlx_ttd.store import Store, convert, is_hub_id, open_store, store_of_plan
 from mlx_ttd.store.checkpoint import Checkpoint
 from mlx_ttd.streaming import ALLOCATOR_RESERVE, disk_rates
+
+# The attribute of this name in the package is the function.
+PLAN = sys.modules["mlx_ttd.plan"]
 
 
 def whole_model(head_bits: int) -> Store:
@@ -172,6 +176,62 @@ def test_a_sweep_tries_every_budget() -> None:
     found = sweep("demo", "100MB", "120MB", points=2)
     assert list(found) == [100_000_000, 120_000_000]
     assert all(rate > 0 for rate in found.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"memory": "100GB"}, r"memory is 100.00 GB and .* has 8.00 GB"),
+        ({"memory": "1000TB", "machine": "this"}, "this machine has"),
+        ({"prompt_tokens": -5}, "prompt_tokens is -5"),
+        ({"prompt_tokens": 0}, "prompt_tokens is 0"),
+        ({"wanted_tok_s": -5}, "wanted_tok_s is -5"),
+        ({"wanted_tok_s": float("nan")}, "wanted_tok_s is nan"),
+        ({"prompt_tokens": 10_000}, "plan with context=10000"),
+        ({"prompt_tokens": 10**6, "context": 10**6}, "this one reads 32,768"),
+        ({"head_bits": 4}, "head_bits is of use with a checkpoint alone"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLAN, "probe", lambda store: pytest.fail("probed"))
+    with pytest.raises(OptionError, match=words):
+        plan("demo", **options)
+
+
+def test_the_prompt_is_at_most_the_context() -> None:
+    assert plan("demo").prompt_tokens == 512
+    assert plan("demo", context=100).prompt_tokens == 100
+    assert plan("demo", prompt_tokens=10_000, context=10_000).prompt_tokens == 10_000
+
+
+def test_the_environment_sets_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_TTD_MEMORY", "150MB")
+    assert plan("demo").memory == 150_000_000
+    assert plan("demo", "200MB").memory == 200_000_000
+
+
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_this_machine_is_probed_with_the_backend_of_the_options(
+    by_environment: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def probed(store: Store) -> Machine:
+        seen.append(kernels.forced_kind())
+        return replace(machines()["m2-8gb"], source="probed")
+
+    def divided(*arguments, **keywords):
+        seen.append(kernels.forced_kind())
+        return divide_budget(*arguments, **keywords)
+
+    monkeypatch.setattr(PLAN, "probe", probed)
+    monkeypatch.setattr(PLAN, "divide_budget", divided)
+    if by_environment:
+        monkeypatch.setenv("MLX_TTD_BACKEND", "reference")
+    before = kernels.forced_kind()
+    plan("demo", "200MB", "this", **({} if by_environment else {"backend": "reference"}))
+    assert seen == ["reference", "reference"]
+    assert kernels.forced_kind() == before
 
 
 def test_the_command_forecasts_and_says_when_it_does_not_fit() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import OptionError
 from .probe import MODEL
 from .trace import QUANTITIES, Trace, tensor_name
 
@@ -71,6 +73,8 @@ def first_difference(left: Trace, right: Trace, atol: float = 0.0) -> Difference
 
     Router sets are compared exactly, apart from numbers. A quantity that only one trace has is passed over.
     """
+    if not 0 <= atol < math.inf:
+        raise OptionError(f"atol is {atol!r}; it must be a number of at least 0 (0: only equal bits are equal).")
     order = [(MODEL, "embedding"), *((i, q) for i in range(left.layers) for q in QUANTITIES), (MODEL, "logits")]
     for layer, quantity in order:
         name = tensor_name(layer, quantity)

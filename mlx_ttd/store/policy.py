@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -45,6 +46,24 @@ def policies() -> list[str]:
     return sorted(entry.name.removesuffix(".json") for entry in FOLDER.iterdir() if entry.name.endswith(".json"))
 
 
+def _bundled(name: str) -> Path:
+    return Path(str(FOLDER / f"{name}.json"))
+
+
+def known_roles() -> list[str]:
+    """Every role that a model can have, MTP layer included: each bundled policy names them all."""
+    return list(read_json(_bundled("int4"))["roles"])
+
+
+def _check_roles(roles: dict[str, Any], path: Path) -> None:
+    known = known_roles()
+    for role in roles:
+        if role not in known:
+            near = difflib.get_close_matches(role, known)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}."
+            raise OptionError(f"{path}: role {role!r} is unknown; {hint}")
+
+
 def _target(value: Any, where: str) -> Quantisation | None:
     if value == STORED:
         return None
@@ -74,7 +93,7 @@ def load_policy(
     A tied model has one matrix for both, so there either option sets it and two different ones are refused.
     """
     if str(policy) in policies():
-        path = Path(str(FOLDER / f"{policy}.json"))
+        path = _bundled(str(policy))
     elif Path(policy).is_file():
         path = Path(policy)
     else:
@@ -85,6 +104,7 @@ def load_policy(
         raise OptionError(str(error)) from None
     if not isinstance(roles, dict) or not roles:
         raise OptionError(f"{path} has no 'roles' object that maps a role to its precision.")
+    _check_roles(roles, path)
     loaded = Policy(path.stem, {role: _target(value, f"{path}: role {role!r}") for role, value in roles.items()})
     if tied:
         if head_bits is not None and embed_bits is not None and head_bits != embed_bits:

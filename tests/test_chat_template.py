@@ -209,6 +209,14 @@ def test_a_template_cannot_take_unbounded_time_or_text(template):
     assert time.monotonic() - begun < 5
 
 
+def test_the_letters_of_a_text_that_is_joined_are_not_looked_at_one_by_one():
+    begun = time.process_time()
+    with pytest.raises(TemplateError, match="more than 16,000,000 characters"):
+        rendered("{{ ('x' * 8000000).join('y' * 8000000) }}")
+    assert time.process_time() - begun < 1
+    assert rendered("{{ '-'.join('abc') }}{{ 'abc' | join('-') }}") == "a-b-ca-b-c"
+
+
 def test_text_up_to_the_limit_passes():
     limits = Limits(characters=1000)
     assert len(rendered("{{ 'a' * 1000 }}", limits=limits)) == 1000

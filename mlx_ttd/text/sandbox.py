@@ -130,7 +130,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _check_growth(self, method: str, text: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Refuse str methods whose result would be far larger than their arguments; iterators come back as lists."""
         if method == "join" and args:
-            items = list(args[0])
+            items = args[0] if isinstance(args[0], str) else list(args[0])
             self._check(self._size(items) + len(text) * len(items))
             return (items, *args[1:])
         if method == "replace" and len(args) >= 2:

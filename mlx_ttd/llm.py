@@ -299,7 +299,10 @@ class LLM:
             self._turns.alone(self.provider.clear)
 
     def close(self) -> None:
-        """Give all memory and files back. The model cannot be used afterwards; closing twice does nothing."""
+        """Give all memory and files back. The model cannot be used afterwards; closing twice does nothing.
+
+        A generation that was left unfinished ends; BusyError while another thread is in the middle of a step.
+        """
         if self._turns.closed:
             return
         self._turns.close()

@@ -150,6 +150,19 @@ def test_a_state_takes_over_the_memory_of_the_last():
     assert mx.get_peak_memory() - held < size
 
 
+def test_a_compiled_step_that_runs_twice_before_it_is_evaluated_keeps_both_results():
+    rng = np.random.default_rng(0)
+    w, state = mixer(rng, 128, 1, 2, 32, 64), (mx.zeros((3, 2 * 32 + 2 * 64)), normal(rng, 2, 64, 32))
+    steps = [normal(rng, 1, 128) for _ in range(2)]
+    wanted = [kernels.delta_mixer(x, w, *state, "decode") for x in steps]
+    mx.eval(wanted)
+    compiled = mx.compile(lambda x, conv, recurrent: tuple(kernels.delta_mixer(x, w, conv, recurrent, "decode")))
+    found = [compiled(x, *state) for x in steps]
+    mx.eval(found)
+    for parts, whole in zip(found, wanted, strict=True):
+        assert all(same(part, exact) for part, exact in zip(parts, whole, strict=True))
+
+
 def test_a_state_that_someone_else_holds_stays_as_it_was():
     rng = np.random.default_rng(0)
     w, x = mixer(rng, 128, 1, 2, 32, 64), normal(rng, 1, 128)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -146,3 +149,102 @@ def test_a_failed_read_is_told_of_at_once(fd):
     batch.drain()
     assert counters.bytes_read == 2600
     pool.close()
+
+
+def test_a_forked_child_may_let_go_of_its_parents_pool(fd):
+    program = """
+import os, sys
+from mlx_ttd.kernels.native import extension
+pool = extension().ReadPool(2)
+with open(sys.argv[1], "rb") as file:
+    pool.submit([(file.fileno(), 0, bytearray(4096))]).wait()
+for close in (True, False):
+    child = os.fork()
+    if child == 0:
+        if close:
+            pool.close()
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, os.readlink(f"/proc/self/fd/{fd}")], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_pool_that_is_closed_while_reads_are_submitted_goes_on(fd):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(fd, offset, count):
+        entered.set()
+        go_on.wait(30)
+        return count
+
+    pool = native.ReadPool(1, slow)
+    batches = [pool.submit([(fd, 0, bytearray(4096))])]
+    entered.wait(30)
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    time.sleep(0.1)
+    submitting = threading.Thread(target=lambda: batches.append(pool.submit([(fd, 0, bytearray(4096))])))
+    submitting.start()
+    time.sleep(0.1)
+    go_on.set()
+    closing.join(30)
+    submitting.join(30)
+    batches.append(pool.submit([(fd, 0, bytearray(4096))]))
+    waiting = threading.Thread(target=lambda: [batch.wait() for batch in batches], daemon=True)
+    waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert len(batches) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
+def test_reads_that_no_thread_can_be_started_for_are_forgotten(fd):
+    program = """
+import resource, sys
+from mlx_ttd.kernels.native import extension
+pool, into, other = extension().ReadPool(8), bytearray(4096), bytearray(4096)
+file = open(sys.argv[1], "rb")
+with open("/proc/self/statm") as held:
+    resource.setrlimit(resource.RLIMIT_AS, (int(held.read().split()[0]) * resource.getpagesize() + 1_000_000, -1))
+try:
+    pool.submit([(file.fileno(), 0, into)])
+except RuntimeError:
+    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    into.append(0)
+    pool.submit([(file.fileno(), 0, other)]).wait()
+    print(any(into), any(other))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, os.readlink(f"/proc/self/fd/{fd}")], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.strip(), done.stderr) == ("False True", "")
+
+
+def test_an_interrupt_waits_for_the_checks_that_may_read_again(fd):
+    checking = threading.Event()
+
+    def differs(view):
+        checking.set()
+        time.sleep(0.3)
+        return "its bytes differ"
+
+    pool, into = ReadPool(2, 1, Counters()), [bytearray(65_536) for _ in range(2)]
+    batch = pool.submit([Read(fd, 0, memoryview(buffer), differs) for buffer in into])
+    main = threading.get_ident()
+    sender = threading.Thread(target=lambda: checking.wait(30) and signal.pthread_kill(main, signal.SIGINT))
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        sender.start()
+        with pytest.raises(KeyboardInterrupt):
+            batch.wait()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        sender.join(30)
+    batch.drain()
+    for buffer in into:
+        buffer[:] = bytes(len(buffer))
+    time.sleep(0.8)
+    assert not any(map(any, into))

@@ -77,8 +77,12 @@ Batch* submit(Pool& pool, const std::vector<std::tuple<int, int64_t, nb::object>
     list.push_back({fd, offset, buffer.bytes(), buffer.data()});
   }
   auto held = clock ? clock->held : nullptr;
-  nb::gil_scoped_release release;
-  return new Batch{std::move(buffers), pool.submit(list, parts, 16384, std::move(held))};
+  // Buffers are let go with Python's lock held, also where nothing could be started.
+  ReadBatch started = [&] {
+    nb::gil_scoped_release release;
+    return pool.submit(list, parts, 16384, std::move(held));
+  }();
+  return new Batch{std::move(buffers), std::move(started)};
 }
 
 // A pread that asks Python first: it returns the most bytes that this read may get, or -errno to fail.

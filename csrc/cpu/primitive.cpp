@@ -1,5 +1,6 @@
 #include "primitive.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -124,8 +125,10 @@ Arrays call(const char* name, Arrays inputs, std::vector<Output> outputs, Body b
   std::vector<mx::Dtype> dtypes;
   std::vector<int> donors;
   // MLX lets an input's memory go only when one array holds the input, and the outputs of one primitive all hold it. So
-  // a donor's heir is the only output of its primitive, and the others are made beside it.
-  const bool apart = outputs.size() > 1 && outputs[0].donor >= 0;
+  // a donor's heir is the only output of its primitive, and the others are made beside it. A graph that mx.compile
+  // traces runs its primitives many times, so there nothing may be kept beside.
+  const bool traced = std::any_of(inputs.begin(), inputs.end(), [](const mx::array& a) { return a.is_tracer(); });
+  const bool apart = outputs.size() > 1 && outputs[0].donor >= 0 && !traced;
   const size_t own = apart ? 1 : outputs.size();
   for (size_t i = 0; i < own; ++i) {
     shapes.push_back(outputs[i].shape);

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace ttd {
@@ -95,7 +96,7 @@ struct ReadPool::State {
   const Pread pread;
   const pid_t process = getpid();
   std::mutex mutex;
-  std::condition_variable wake;
+  std::condition_variable wake, closed;
   std::deque<Part> queue;
   std::vector<std::thread> workers;
   bool closing = false;
@@ -152,11 +153,7 @@ ReadPool::ReadPool(int threads, Pread pread)
 ReadPool::~ReadPool() { close(); }
 
 ReadBatch ReadPool::submit(const std::vector<Read>& reads, int parts, size_t unit, std::shared_ptr<ReadClock> clock) {
-  // A forked child has none of the threads, and a lock may be held for ever: what the parent had is left alone.
-  if (state_->process != getpid()) {
-    auto* left = new std::shared_ptr<State>(state_);
-    state_ = std::make_shared<State>((*left)->depth, (*left)->pread);
-  }
+  leave_parents_state();
   auto batch = std::make_shared<ReadBatch::Shared>();
   batch->parts_left.resize(reads.size());
   std::deque<Part> queue;
@@ -175,11 +172,20 @@ ReadBatch ReadPool::submit(const std::vector<Read>& reads, int parts, size_t uni
   batch->skip_ended();
   if (queue.empty()) return ReadBatch(std::move(batch));
   State& state = *state_;
-  std::lock_guard lock(state.mutex);
+  std::unique_lock lock(state.mutex);
+  state.closed.wait(lock, [&] { return !state.closing; });
+  // Threads first: where there are none, nothing may be left in the queue. A few do where there cannot be more.
+  while (state.workers.size() < state.depth) {
+    try {
+      state.workers.emplace_back([&state] { state.work(); });
+    } catch (const std::system_error&) {
+      if (state.workers.empty()) throw;
+      break;
+    }
+  }
   state.clock.begin(queue.size());
   if (clock) clock->begin(queue.size());
   for (auto& part : queue) state.queue.push_back(std::move(part));
-  while (state.workers.size() < state.depth) state.workers.emplace_back([&state] { state.work(); });
   state.wake.notify_all();
   return ReadBatch(std::move(batch));
 }
@@ -192,10 +198,11 @@ ReadCounters ReadPool::counters() const {
 }
 
 void ReadPool::close() {
-  if (state_->process != getpid()) return;
+  leave_parents_state();
   std::vector<std::thread> workers;
   {
-    std::lock_guard lock(state_->mutex);
+    std::unique_lock lock(state_->mutex);
+    state_->closed.wait(lock, [&] { return !state_->closing; });
     state_->closing = true;
     workers.swap(state_->workers);
   }
@@ -203,6 +210,14 @@ void ReadPool::close() {
   for (auto& worker : workers) worker.join();
   std::lock_guard lock(state_->mutex);
   state_->closing = false;
+  state_->closed.notify_all();
+}
+
+// A forked child has none of the threads, and a lock may be held for ever: what the parent had is left alone.
+void ReadPool::leave_parents_state() {
+  if (state_->process == getpid()) return;
+  auto* left = new std::shared_ptr<State>(state_);
+  state_ = std::make_shared<State>((*left)->depth, (*left)->pread);
 }
 
 }  // namespace ttd

@@ -85,6 +85,7 @@ class ReadPool {
 
  private:
   struct State;
+  void leave_parents_state();
   std::shared_ptr<State> state_;
 };
 

@@ -55,6 +55,13 @@ def open_for_reading(path: str | os.PathLike[str], direct: bool) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECT)
 
 
+def _let_end(futures: Sequence[Future[None]]) -> None:
+    for future in futures:
+        while not future.done():
+            with suppress(BaseException):
+                future.exception()
+
+
 class Batch:
     """Reads in flight, each of them some futures. `wait` and `some` raise the first failure."""
 
@@ -84,12 +91,7 @@ class Batch:
 
     def drain(self) -> None:
         """Return when no read is in flight any more, whatever became of them and whatever signal comes."""
-        pending = [future for read in self._reads for future in read]
-        while pending:
-            with suppress(BaseException):
-                pending[-1].exception()
-            if pending[-1].done():
-                pending.pop()
+        _let_end([future for read in self._reads for future in read])
 
 
 class NativeBatch:
@@ -196,9 +198,14 @@ class ReadPool:
         if len(checked) == 1:
             self._finish(checked[0])
             return
-        # A record that fails is read again, so all must have ended before a failure lets go of their slots.
-        futures = [self.threads.submit(self, self._finish, read) for read in checked]
-        errors = [error for error in (future.exception() for future in futures) if error is not None]
+        # A record that fails is read again, so all must have ended before a failure or a signal lets go of their slots.
+        futures: list[Future[None]] = []
+        try:
+            for read in checked:
+                futures.append(self.threads.submit(self, self._finish, read))
+            errors = [error for error in (future.exception() for future in futures) if error is not None]
+        finally:
+            _let_end(futures)
         if errors:
             raise errors[0]
 

@@ -53,7 +53,8 @@ class Options:
     prefill_chunk: int = _option(
         MEASURED["prefill_chunk"],
         "prompt tokens that pass a layer together, rounded to 256; 0: what memory holds",
-        high=1 << 22,
+        # CUDA has at most 65,535 rows of threadgroups, one a token.
+        high=1 << 15,
     )
     prefetch: str = _option(
         "off", "reads by a guess at the next layer's experts; ends by itself when steps wait longer for reads", PREFETCH

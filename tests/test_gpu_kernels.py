@@ -524,6 +524,61 @@ def test_the_router_breaks_ties_towards_the_lowest_id(simulated: None) -> None:
 
 
 @needs_sim
+@pytest.mark.parametrize("at_once", [False, True], ids=["router", "route"])
+@pytest.mark.parametrize(("experts", "k"), [(6, 1), (33, 32), (40, 8), (256, 8)])
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers_are_routed_like_the_reference(
+    simulated: None, monkeypatch: pytest.MonkeyPatch, at_once: bool, experts: int, k: int, odd: float
+) -> None:
+    monkeypatch.setattr(gpu_router, "in_one_launch", lambda tokens: at_once)
+    # All inputs positive, so that a weight that is no number gives the same logit.
+    x, y, norm = (mx.abs(numbers(key, *shape)) for key, shape in ((1, (2, 64)), (2, (2, 64)), (3, (64,))))
+    for places in ([0], [3], [experts - 1], range(experts)):
+        rows = np.array(numbers(5, experts, 64))
+        rows[list(places), 0] = odd
+        w = Weight(mx.array(rows))
+        with metal_sim.options(diag=True) as runs:
+            ids, weights = map(np.array, kernels.route(x, y, norm, 1e-6, w, k, "decode")[2:])
+        assert [run.findings.reports for run in runs] == [[]] * (1 if at_once else 3)
+        with kernels.forced("reference"):
+            wanted_ids, wanted = map(np.array, kernels.route(x, y, norm, 1e-6, w, k, "decode")[2:])
+        assert np.array_equal(ids, wanted_ids)
+        np.testing.assert_allclose(weights, wanted, rtol=1e-5)
+
+
+@needs_sim
+def test_a_convolution_of_one_tap_is_left_to_the_reference(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(backend.ORDER, "cpu", ("gpu", "reference"))
+    qkv, a, b, _, weight, *rest = gated_delta_inputs(3)
+    for taps, kind in ((1, "reference"), (2, "gpu")):
+        inputs = (qkv, a, b, mx.zeros((taps - 1, qkv.shape[1])), weight[:, :taps], *rest, "prefill")
+        with kernels.forced(None):
+            got = kernels.gated_delta(*inputs)
+        assert kernels.used["gated_delta"] == kind
+        with kernels.forced("reference"):
+            for ours, theirs in zip(got, kernels.gated_delta(*inputs), strict=True):
+                assert mx.allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@needs_sim
+@pytest.mark.parametrize("mode", ["decode", "prefill"])
+def test_keys_and_values_kept_unlike_are_left_to_the_reference(
+    simulated: None, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    monkeypatch.setitem(backend.ORDER, "cpu", ("gpu", "reference"))
+    q, rows = numbers(1, 1, 4, 128), numbers(3, 2, 9, 128)
+    kept = (rows, rows.astype(mx.bfloat16), kernels.quantise_rows(rows, 32), kernels.quantise_rows(rows, 64))
+    for keys in kept:
+        for values in kept:
+            with kernels.forced(None):
+                got = kernels.attention(q, keys, values, 5, None, 0.1, mode)
+            assert kernels.used["attention"] == ("gpu" if keys is values else "reference")
+            with kernels.forced("reference"):
+                wanted = kernels.attention(q, keys, values, 5, None, 0.1, mode)
+            assert mx.allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@needs_sim
 def test_a_wrong_dtype_is_named(simulated: None) -> None:
     with pytest.raises(KernelError, match="linear: x is int32, but the GPU kernel takes float32, bfloat16, float16"):
         gpu_linear.multiply(mx.zeros((1, 64), mx.int32), Weight(mx.zeros((8, 64))), mx.float32)

@@ -1,5 +1,6 @@
 // Softmax over EXPERTS logits, the CHOICES most probable (ties to the lowest id) in ascending id, renormalised by a
-// sum in that order. By one SIMD-group, whose lane l holds experts l, l + 32, ...
+// sum in that order. A logit that is NaN or +infinity makes all probabilities NaN: the lowest ids, weights of NaN.
+// By one SIMD-group, whose lane l holds experts l, l + 32, ...
 template <int EXPERTS, int CHOICES, typename L>
 FN void choose(L logits, threadgroup float* ordered, device int* ids, device float* weights, int lane) {
   constexpr int HELD = (EXPERTS + 31) / 32;
@@ -20,8 +21,11 @@ FN void choose(L logits, threadgroup float* ordered, device int* ids, device flo
     total = add_rn(total, p[i]);
   }
   total = lanes_sum<32>(total);
+  // Where the total is NaN, zeros, which can be chosen, and whose weights are NaN again.
 #pragma unroll
-  for (int i = 0; i < HELD; ++i) p[i] = lane + 32 * i < EXPERTS ? div_rn(p[i], total) : -1.0f;
+  for (int i = 0; i < HELD; ++i) {
+    p[i] = lane + 32 * i < EXPERTS ? (total > 0.0f ? div_rn(p[i], total) : 0.0f) : -1.0f;
+  }
 
   int mine = 0;
   float probability = 0.0f;

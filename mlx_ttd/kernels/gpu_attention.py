@@ -9,7 +9,7 @@ import numpy as np
 
 from .backend import Mode, register
 from .gpu import FLOATS, SIMD_WIDTH, Text, constant, launch, require_dtype
-from .kept_rows import KeptRows
+from .kept_rows import KeptRows, rows_parts
 
 HEADERS = ("packed_rows.h",)
 INPUTS = Text(
@@ -109,8 +109,9 @@ def _attention(
     return launch(text, inputs, template, groups, SIMDGROUPS, [((rows, heads * width), q.dtype)])[0]
 
 
-def _attention_fits(q: mx.array, keys: KeptRows, *rest: object) -> bool:
-    return q.shape[2] in WIDTHS
+def _attention_fits(q: mx.array, keys: KeptRows, values: KeptRows, *rest: object) -> bool:
+    kept, same = ([(part.dtype, part.shape) for part in rows_parts(rows)] for rows in (keys, values))
+    return q.shape[2] in WIDTHS and kept == same
 
 
 def _inputs_fit(

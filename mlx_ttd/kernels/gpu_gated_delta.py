@@ -59,10 +59,11 @@ def _gated_delta(
 
 
 def _supports(qkv: mx.array, *rest: object) -> bool:
-    state = rest[6]
+    conv_weight, state = rest[3], rest[6]
+    assert isinstance(conv_weight, mx.array)
     assert isinstance(state, mx.array)
     _, value_dim, key_dim = state.shape
-    return key_dim % SIMD_WIDTH == 0 and value_dim % (SIMDGROUPS * ROWS) == 0
+    return conv_weight.shape[1] >= 2 and key_dim % SIMD_WIDTH == 0 and value_dim % (SIMDGROUPS * ROWS) == 0
 
 
 register("gated_delta", "gpu", _gated_delta, _supports)

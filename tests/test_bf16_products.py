@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -69,6 +70,33 @@ def test_decoding_and_other_weights_stay_exact():
         exact = kernels.linear(x, w, mode)
         with kernels.bf16_products(True):
             assert mx.array_equal(kernels.linear(x, w, mode), exact)
+
+
+@needs_tiles
+def test_a_block_within_a_block_gives_back_what_held_before():
+    rng = np.random.default_rng(0)
+    w, _ = random_weight(40, 256, "int4", rng)
+    x = random_rows(rng, 5, 256)
+    exact, coarse = kernels.linear(x, w, "prefill"), rounded(x, w)
+    assert not mx.array_equal(coarse, exact)
+    for outer, around in ((True, coarse), (False, exact)):
+        with kernels.bf16_products(outer):
+            for inner, within in ((True, coarse), (False, exact)):
+                with kernels.bf16_products(inner):
+                    assert mx.array_equal(kernels.linear(x, w, "prefill"), within)
+                assert mx.array_equal(kernels.linear(x, w, "prefill"), around)
+    assert mx.array_equal(kernels.linear(x, w, "prefill"), exact)
+
+
+def test_blocks_nest_where_the_native_part_only_records_them(monkeypatch):
+    asked = []
+    fake = SimpleNamespace(set_bf16_products=asked.append)
+    monkeypatch.setattr(sys.modules["mlx_ttd.kernels.bf16_products"], "extension", lambda: fake)
+    with kernels.bf16_products(True):
+        with kernels.bf16_products(True), pytest.raises(KeyError), kernels.bf16_products(False):
+            raise KeyError
+        assert asked == [True, False, True]
+    assert asked == [True, False, True, False]
 
 
 @needs_tiles

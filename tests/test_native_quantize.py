@@ -132,6 +132,19 @@ def test_a_call_that_does_not_fit_raises(change: dict, message: str) -> None:
         native.quantize_into(**call | change)
 
 
+@pytest.mark.parametrize("strided", [0, 1, 2])
+def test_a_part_that_does_not_lie_together_is_left_to_the_reference(strided: int) -> None:
+    values = np.random.default_rng(3).standard_normal((4, 128), np.float32)
+    wanted = packed("native", values, 4, 64, np.float32)
+    parts = [np.zeros_like(part) for part in wanted]
+    parts[strided] = np.zeros((4, 2 * parts[strided].shape[1]), parts[strided].dtype)[:, ::2]
+    with pytest.raises(TypeError):
+        native.quantize_into(values, 4, 64, *parts)
+    kernels.quantize(values, 4, 64, *parts)
+    assert kernels.used["quantize"] == "reference"
+    assert all(same(a, b) for a, b in zip(parts, wanted, strict=True))
+
+
 def test_a_part_that_may_not_be_written_is_refused() -> None:
     codes, scales = np.zeros((2, 8), np.uint32), np.zeros((2, 1), np.uint16)
     codes.setflags(write=False)

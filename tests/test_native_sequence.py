@@ -11,6 +11,7 @@ from native_cases import row_error
 
 from mlx_ttd import kernels
 from mlx_ttd.kernels import Weight
+from mlx_ttd.kernels.kept_rows import plain, rows_parts
 from mlx_ttd.kernels.native import extension
 
 native = extension()
@@ -174,6 +175,25 @@ def test_an_attention_row_depends_on_nothing_but_itself(offset, cut, seed):
     assert same((whole, whole[39:]), (mx.concatenate([first, rest]), last))
 
 
+@pytest.mark.parametrize(
+    ("key_form", "value_form"),
+    [(mx.float32, mx.bfloat16), (mx.bfloat16, mx.float16), (32, 64), (64, 32), (64, mx.bfloat16), (mx.float32, 64)],
+)
+@pytest.mark.parametrize("rows", [1, 7])
+def test_keys_of_another_form_than_the_values_are_left_to_the_reference(key_form, value_form, rows):
+    def kept(numbers, form):
+        return kernels.quantise_rows(numbers, form) if isinstance(form, int) else numbers.astype(form)
+
+    q, keys, values, offset, gate, scale = attend(np.random.default_rng(rows), rows, 300, dim=64)
+    keys, values = kept(keys, key_form), kept(values, value_form)
+    found = kernels.attention(q, keys, values, offset, gate, scale, "prefill")
+    assert kernels.used["attention"] == "reference"
+    exact = exact_attention(q, plain(keys, offset + rows), plain(values, offset + rows), offset, gate, scale)
+    assert row_error(found, exact) < TOLERANCE
+    with pytest.raises(ValueError, match="keys and values must be"):
+        native.attention(q, rows_parts(keys), rows_parts(values), offset, gate, scale)
+
+
 @pytest.mark.parametrize("width", [5, 16, 64, 130, 2048])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_norms_against_float64(width, dtype):
@@ -202,6 +222,13 @@ def test_norm_and_rotation_against_float64(dim, rotated):
     exact[..., :half], exact[..., half:rotated] = left * cos - right * sin, right * cos + left * sin
     # Positions of a thousand times an f32 frequency: the angle itself is rounded, in every implementation.
     assert row_error(kernels.norm_rope(x, w, 1e-6, rotated, theta, offset), exact) < 2e-4
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 64), (0, 3, 64), (0, 0, 64)])
+def test_norm_and_rotation_of_no_head_or_token(shape):
+    found = kernels.norm_rope(mx.zeros(shape), mx.ones((64,)), 1e-6, 32, 1e4, 0)
+    assert np.array(found).shape == shape
+    assert kernels.used["norm_rope"] == "native"
 
 
 @settings(max_examples=25)

@@ -44,7 +44,8 @@ mx::array bind(const mx::array& q, const Arrays& keys, const Arrays& values, int
   call.keys = rows_of(keys, q.shape(2));
   call.values = rows_of(values, q.shape(2));
   const mx::array& key = keys[0];
-  require(values[0].shape() == key.shape() && keys.size() == values.size(), "keys and values must be of one shape and form.");
+  require(values[0].shape() == key.shape() && values[0].dtype() == key.dtype() && call.values.group == call.keys.group,
+          "keys and values must be of one shape, dtype and group.");
   require(key.shape(0) > 0 && q.shape(1) % key.shape(0) == 0, "The query heads must be a multiple of the key heads.");
   require(offset >= 0 && offset + q.shape(0) <= key.shape(1), "There must be a key for the position of every query.");
   require(!gate || gate->shape() == q.shape(), "gate must have the shape of q.");

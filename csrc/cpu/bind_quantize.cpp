@@ -52,8 +52,8 @@ void bind_quantize_into(const Values& values, int bits, int group, const Part& c
 }  // namespace
 
 void bind_quantize(nb::module_& m) {
-  m.def("quantize_into", bind_quantize_into, nb::arg("values"), nb::arg("bits"), nb::arg("group"), nb::arg("codes"),
-        nb::arg("scales"), nb::arg("biases"),
+  m.def("quantize_into", bind_quantize_into, nb::arg("values"), nb::arg("bits"), nb::arg("group"),
+        nb::arg("codes").noconvert(), nb::arg("scales").noconvert(), nb::arg("biases").noconvert(),
         "Pack values [.., n] to codes uint32 with scales and biases, one a group, as mx.quantize does, on this thread alone. "
         "uint16 stands for bfloat16.");
 }

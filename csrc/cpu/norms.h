@@ -91,6 +91,7 @@ static inline void rotate(float* x, const float* cosines, const float* sines, in
 }
 
 static void norm_rope(const NormRope& call) {
+  if (call.heads == 0) return;
   const FloatMode mode(Denormals::kept);
   const int64_t half = call.rotated / 2, width = call.heads * call.head_dim;
   float* frequencies = scratch<float>(Scratch::inputs, half);

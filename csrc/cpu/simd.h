@@ -21,15 +21,6 @@
 
 namespace ttd::TTD_ISA {
 
-static inline float to_float(float x) { return x; }
-
-static inline float to_float(bf16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
 // Starts to read what lies 4 KB on: the hardware follows one stream a page, and rows that are read side by side are
 // several.
 static inline void read_ahead(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + 4096, 0, 3); }
@@ -41,7 +32,8 @@ static inline void store_some(T* to, Floats value, int count) {
   std::memcpy(to, lanes, static_cast<size_t>(count) * sizeof(T));
 }
 
-// exp to about 1 ulp: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; 0 below -87.3 and infinity above 88.7.
+// exp to about 1 ulp: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. Below -87.3 it stays at 1.2e-38 and above
+// 88.7 at 3.4e38, at infinities too: never 0 or infinity. NaN gives NaN.
 static inline Floats exp(Floats x) {
   const Floats clamped = min(max(x, splat(-87.33654f)), splat(88.72283f));
   const Floats n = round(clamped * splat(1.44269504f));

@@ -7,11 +7,19 @@ either sign, a sum of 2,048 is in practice some sixty times nearer.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .backend import chosen
 from .native import extension
+
+
+class _Asked(threading.local):
+    on = False
+
+
+_asked = _Asked()
 
 
 def has_bf16_products() -> bool:
@@ -20,15 +28,19 @@ def has_bf16_products() -> bool:
     return native is not None and native.has_bf16_products()
 
 
+def _ask(on: bool) -> None:
+    native = extension() if on != _asked.on else None
+    if native is not None:
+        native.set_bf16_products(on)
+        _asked.on = on
+
+
 @contextmanager
 def bf16_products(on: bool) -> Iterator[None]:
-    """Where `on`, what this thread asks for in "prefill" mode within is multiplied so; bits do not depend on chunks."""
-    native = extension() if on else None
-    if native is None:
-        yield
-        return
-    native.set_bf16_products(True)
+    """Whether what this thread asks for in "prefill" mode within is multiplied so; bits do not depend on chunks."""
+    before = _asked.on
+    _ask(on)
     try:
         yield
     finally:
-        native.set_bf16_products(False)
+        _ask(before)

@@ -20,7 +20,8 @@ def _attention(
 
 def _supports(q: mx.array, keys: KeptRows, values: KeptRows, offset: int, gate: mx.array | None, *rest: Any) -> bool:
     numbers = [a for a in (q, keys, values, gate) if isinstance(a, mx.array)]
-    return extension() is not None and all(a.dtype in FLOATS for a in numbers)
+    forms = [[(part.dtype, part.shape) for part in rows_parts(rows)] for rows in (keys, values)]
+    return extension() is not None and all(a.dtype in FLOATS for a in numbers) and forms[0] == forms[1]
 
 
 register("attention", "native", _attention, _supports)

@@ -11,7 +11,8 @@ from .native import extension
 
 
 def _supports(values: np.ndarray, bits: int, group: int, *parts: np.ndarray) -> bool:
-    return extension() is not None and bits in (4, 8) and group in (32, 64, 128)
+    fits = bits in (4, 8) and group in (32, 64, 128) and all(part.flags.carray for part in parts)
+    return extension() is not None and fits
 
 
 def _quantize(values: np.ndarray, bits: int, group: int, *parts: np.ndarray) -> None:

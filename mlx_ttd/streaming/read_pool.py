@@ -199,12 +199,15 @@ class ReadPool:
             self._finish(checked[0])
             return
         # A record that fails is read again, so all must have ended before a failure or a signal lets go of their slots.
-        futures: list[Future[None]] = []
+        # Futures of our own, since a signal may come between a hand-over and its future.
+        futures: list[Future[None]] = [Future() for _ in checked]
         try:
-            for read in checked:
-                futures.append(self.threads.submit(self, self._finish, read))
+            for read, future in zip(checked, futures, strict=True):
+                self.threads.submit(self, self._finish_for, future, read)
             errors = [error for error in (future.exception() for future in futures) if error is not None]
         finally:
+            for future in futures:
+                future.cancel()
             _let_end(futures)
         if errors:
             raise errors[0]
@@ -223,6 +226,16 @@ class ReadPool:
                 self._in_flight -= 1
                 if self._in_flight == 0:
                     self.counters.read_seconds += time.perf_counter() - self._since
+
+    def _finish_for(self, future: Future[None], read: Read) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            self._finish(read)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
 
     def _finish(self, read: Read) -> None:
         reason = read.reason or (read.check and read.check(read.into))

@@ -206,7 +206,6 @@ def own_curve(store: Path, sizes: Sequence[int]) -> dict[float, float]:
 def plan_error(store: Path, block: Block, rounds: int) -> None:
     """Ten budgets, read directly: forecasts from a probe of this machine against what was measured."""
     opened, errors = open_store(store), []
-    stride_sum = sum(layout.stride for layout in opened.layouts if layout is not None)
     machine, sizes = probe(opened), np.unique(np.geomspace(8, 128, 10).round().astype(int)).tolist()
     block.note("plan probe", machine)
     curve = own_curve(store, sizes)
@@ -216,7 +215,7 @@ def plan_error(store: Path, block: Block, rounds: int) -> None:
             options = replace(llm.options, slots=slots)
             told = forecast(opened, options, machine, llm.division.total, 512, curve)
         errors.append(abs(told.tok_s / measured - 1))
-        line = f"{slots * stride_sum / 1e9:.2f} GB: {told.tok_s:.2f} forecast, {measured:.2f} measured"
+        line = f"{slots * opened.expert_bytes / 1e9:.2f} GB: {told.tok_s:.2f} forecast, {measured:.2f} measured"
         block.note(f"plan {slots} slots", line)
     block.results["plan.worst_error"] = max(errors)
     block.results["plan.median_error"] = statistics.median(errors)

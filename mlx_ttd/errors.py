@@ -1,6 +1,17 @@
 """Every exception a user can meet, all from `TTDError`; each message says what is wrong, where, and what to do."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
 LONGEST = 3000
+
+
+def known_names(name: str, known: Collection[str], most: int) -> str:
+    """What to say of an unknown name: up to `most` known ones that are like it, or all."""
+    near = difflib.get_close_matches(name, known, most)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}."
 
 
 class TTDError(Exception):

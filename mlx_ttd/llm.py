@@ -116,7 +116,7 @@ class LLM:
         written = live.tokens if live.sampled is None else [*live.tokens, live.sampled]
         found = continued(self.tokenizer, rendered, written, self._ends(), live.marked)
         ids = check_ids(found, self.store.spec.vocab)
-        return ids, repeated(self.tokenizer, prompt, rendered, ids, template)
+        return ids, repeated(self.tokenizer, prompt, rendered, ids, template) if self.division.mark else 0
 
     def _ends(self) -> frozenset[int]:
         return ends_of(self.store.path, self.tokenizer if self.has_tokenizer else None)

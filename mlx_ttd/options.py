@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .errors import OptionError
+from .errors import OptionError, known_names
 from .spec import plain_number
 from .streaming import PREFETCH, parse_size, policy_names
 
@@ -117,9 +116,7 @@ def make_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.e
     variables = {name: text for name, text in variables.items() if name not in NO_OPTIONS}
     for name, shown in [(n, n) for n in given] + [(n, PREFIX + n.upper()) for n in variables]:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}."
-            raise OptionError(f"option {shown} is unknown; {hint}")
+            raise OptionError(f"option {shown} is unknown; {known_names(name, known, 1)}")
     values = {name: _convert(name, text, known[name].default) for name, text in variables.items()}
     values |= {name: plain_number(value) for name, value in given.items()}
     for name, value in values.items():

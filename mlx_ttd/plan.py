@@ -111,14 +111,12 @@ def step_seconds(
     are multiplied meanwhile.
     """
     spec = store.spec
-    resident = sum(info.nbytes for info in store.resident.values())
     plain = _plain_bytes(store)
-    strides = [layout.stride for layout in store.layouts if layout is not None]
-    wanted_bytes = spec.top_k * sum(strides)
+    wanted_bytes = spec.top_k * store.expert_bytes
     reading = 0.0
     if rate < 1 and slots < spec.experts:
         for misses, chance in enumerate(_binomial(spec.top_k, 1 - rate)[1:], 1):
-            missed_bytes = chance * misses * sum(strides)
+            missed_bytes = chance * misses * store.expert_bytes
             reading += missed_bytes * page_cache / machine.page_cache_gb_s / 1e9
             if page_cache < 1:
                 reading += missed_bytes * (1 - page_cache) / machine.disk(min(depth, misses * parts)) / 1e9
@@ -127,7 +125,7 @@ def step_seconds(
     if machine.computing:
         return {"computing": machine.computing, "reading": reading - hidden}
     return {
-        "dense": (resident - plain) / machine.packed_gb_s / 1e9 + plain / machine.plain_gb_s / 1e9,
+        "dense": (store.resident_bytes - plain) / machine.packed_gb_s / 1e9 + plain / machine.plain_gb_s / 1e9,
         "experts": experts,
         "host": len(spec.layer_types) * machine.layer_us / 1e6,
         "reading": reading - hidden,
@@ -137,7 +135,7 @@ def step_seconds(
 def first_token(store: Store, machine: Machine, tokens: int, chunk: int, step: float, page_cache: float) -> float:
     """Seconds until a prompt of `tokens` has been read and one token chosen, from empty slots."""
     spec, total, left = store.spec, step, tokens - 1
-    strides = sum(layout.stride for layout in store.layouts if layout is not None)
+    strides = store.expert_bytes
     while left > 0:
         rows = min(chunk, left)
         distinct = spec.experts * (1 - (1 - spec.top_k / spec.experts) ** rows) if spec.is_moe else 0.0
@@ -206,7 +204,7 @@ def forecast(
     except BudgetError as error:
         least = error.least_bytes or 0
         return Forecast(str(store.path), machine, memory, least, False, 0, spec.experts, 0, 0, 0, {}, 0, 0, 0, 0)
-    strides = sum(layout.stride for layout in store.layouts if layout is not None)
+    strides = store.expert_bytes
     curve = curve or (measured_curve(spec.experts) if spec.is_moe else {0: 1.0})
     rate = hit_rate(curve, division.slots)
     cached = 0.0

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from .errors import OptionError
+from .streaming import require_in_vocabulary
 from .text import Tokenizer, token_ids
 
 Messages = Sequence[Mapping[str, Any]]
@@ -78,6 +79,5 @@ def check_ids(ids: Sequence[int], vocab: int) -> list[int]:
     found = token_ids(ids, "the prompt", PROMPT)
     if not found:
         raise OptionError("the prompt is empty; give at least one token.")
-    if bad := [token for token in found if not 0 <= token < vocab]:
-        raise OptionError(f"token {bad[0]} is outside the vocabulary of {vocab:,}.")
+    require_in_vocabulary(found, vocab)
     return found

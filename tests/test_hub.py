@@ -175,18 +175,22 @@ def test_shards_do_not_pile_up(hub: Hub, tmp_path: Path, monkeypatch: pytest.Mon
     assert most == 2
 
 
-def test_a_stopped_conversion_fetches_nothing_twice_that_it_kept(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def fill_disk_after(patch: pytest.MonkeyPatch, file: str) -> None:
     record = Journal.record
 
     def stopping(self: Journal, name: str, *arguments: Any) -> None:
         record(self, name, *arguments)
-        if name == "experts/layer-002.safetensors":
+        if name == file:
             raise OSError(28, "No space left on device")
 
+    patch.setattr(Journal, "record", stopping)
+
+
+def test_a_stopped_conversion_fetches_nothing_twice_that_it_kept(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record", stopping)
+        fill_disk_after(patch, "experts/layer-002.safetensors")
         with pytest.raises(ConversionError, match=r"No space left on device\. Calling again resumes"):
             convert(REPO, tmp_path / "dst")
     convert(REPO, tmp_path / "dst")
@@ -198,15 +202,8 @@ def test_a_stopped_conversion_fetches_nothing_twice_that_it_kept(
 def test_another_policy_after_a_stop_gives_the_store_of_a_first_run(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = Journal.record
-
-    def stopping(self: Journal, name: str, *arguments: Any) -> None:
-        record(self, name, *arguments)
-        if name == "resident.safetensors":
-            raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record", stopping)
+        fill_disk_after(patch, "resident.safetensors")
         with pytest.raises(ConversionError):
             convert(REPO, tmp_path / "dst")
     assert list((tmp_path / "dst.partial").rglob("*.kept"))

@@ -9,7 +9,7 @@ import numpy as np
 
 from .backend import Mode, register
 from .gpu import FLOATS, SIMD_WIDTH, Text, constant, launch, require_dtype
-from .kept_rows import KeptRows, rows_parts
+from .kept_rows import KeptRows, kept_alike
 
 HEADERS = ("packed_rows.h",)
 INPUTS = Text(
@@ -110,8 +110,7 @@ def _attention(
 
 
 def _attention_fits(q: mx.array, keys: KeptRows, values: KeptRows, *rest: object) -> bool:
-    kept, same = ([(part.dtype, part.shape) for part in rows_parts(rows)] for rows in (keys, values))
-    return q.shape[2] in WIDTHS and kept == same
+    return q.shape[2] in WIDTHS and kept_alike(keys, values)
 
 
 def _inputs_fit(

@@ -14,6 +14,12 @@ def rows_parts(rows: KeptRows) -> list[mx.array]:
     return list(rows) if isinstance(rows, tuple) else [rows]
 
 
+def kept_alike(keys: KeptRows, values: KeptRows) -> bool:
+    """Whether both are of one form: dtype and shape of every part, and so the group of codes."""
+    kept, same = ([(part.dtype, part.shape) for part in rows_parts(rows)] for rows in (keys, values))
+    return kept == same
+
+
 def quantise_rows(rows: mx.array, group: int) -> KeptRows:
     """Rows [..., head_dim] as codes, each group on 256 steps between its lowest and its highest number.
 

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from .backend import Mode, register
-from .kept_rows import KeptRows, rows_parts
+from .kept_rows import KeptRows, kept_alike, rows_parts
 from .native import FLOATS, extension
 
 
@@ -20,8 +20,7 @@ def _attention(
 
 def _supports(q: mx.array, keys: KeptRows, values: KeptRows, offset: int, gate: mx.array | None, *rest: Any) -> bool:
     numbers = [a for a in (q, keys, values, gate) if isinstance(a, mx.array)]
-    forms = [[(part.dtype, part.shape) for part in rows_parts(rows)] for rows in (keys, values)]
-    return extension() is not None and all(a.dtype in FLOATS for a in numbers) and forms[0] == forms[1]
+    return extension() is not None and all(a.dtype in FLOATS for a in numbers) and kept_alike(keys, values)
 
 
 register("attention", "native", _attention, _supports)

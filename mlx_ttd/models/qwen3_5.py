@@ -65,7 +65,7 @@ class Model(nn.Module):
     def _embedding_rows(self, tokens: np.ndarray) -> mx.array:
         if self.embedding is not None:
             return self.embedding(tokens, self.dtype)
-        require_in_vocabulary(tokens, self.spec.vocab)
+        require_in_vocabulary(tokens.tolist(), self.spec.vocab)
         return self.head.packed.take(kernels.to_device(tokens)).numbers(self.dtype)
 
     def hidden_states(self, x: mx.array, state: Sequence[LayerState], mode: Mode) -> mx.array:

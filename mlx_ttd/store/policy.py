@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, OptionError
+from ..errors import ConfigError, OptionError, known_names
 from ..spec import Quantisation, Tensor, read_json
 from .format import BITS, GROUPS
 
@@ -59,9 +58,7 @@ def _check_roles(roles: dict[str, Any], path: Path) -> None:
     known = known_roles()
     for role in roles:
         if role not in known:
-            near = difflib.get_close_matches(role, known)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}."
-            raise OptionError(f"{path}: role {role!r} is unknown; {hint}")
+            raise OptionError(f"{path}: role {role!r} is unknown; {known_names(role, known, 3)}")
 
 
 def _target(value: Any, where: str) -> Quantisation | None:

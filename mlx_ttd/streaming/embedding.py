@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import mlx.core as mx
 import numpy as np
@@ -16,11 +16,11 @@ from ..store import MX_DTYPES, TensorInfo
 from .read_pool import pread_into
 
 
-def require_in_vocabulary(ids: np.ndarray, vocab: int) -> None:
-    """OptionError for a token id that a table of `vocab` rows lacks."""
-    outside = ids[(ids < 0) | (ids >= vocab)]
-    if len(outside):
-        raise OptionError(f"token {outside[0]} is outside the vocabulary of {vocab:,}.")
+def require_in_vocabulary(ids: Iterable[int], vocab: int) -> None:
+    """OptionError for the first token id that a table of `vocab` rows lacks."""
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise OptionError(f"token {token} is outside the vocabulary of {vocab:,}.")
 
 
 class EmbeddingRows:
@@ -35,7 +35,7 @@ class EmbeddingRows:
         """Rows [n, hidden] in `dtype` of int ids [n]. OptionError for an id that the table lacks, StoreError where the
         file is cut short."""
         distinct, inverse = np.unique(ids, return_inverse=True)
-        require_in_vocabulary(distinct, self._parts[0].shape[0])
+        require_in_vocabulary(distinct.tolist(), self._parts[0].shape[0])
         parts = [self._read(part, distinct) for part in self._parts]
         q = self._quantisation
         if q is None:

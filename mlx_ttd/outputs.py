@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .generation import GenerationOptions, IdStream, TextStream, read_generation_defaults, stop_ids
+from .generation import GenerationOptions, IdStream, TextStream, read_eos_ids, stop_ids
 from .prompts import Prompt, is_chat
 from .text import Tokenizer, opens_reasoning
 
 
 def ends_of(store: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """The ids by which a store's model ends its text."""
-    eos = read_generation_defaults(store).eos_ids
-    return frozenset(eos) if tokenizer is None else stop_ids(tokenizer.token_id, {*eos, *tokenizer.eos_ids})
+    """The ids by which a store's model ends its text: all that any of its configs names."""
+    eos = read_eos_ids(store)
+    return eos if tokenizer is None else stop_ids(tokenizer.token_id, eos | tokenizer.eos_ids)
 
 
 def output_stream(

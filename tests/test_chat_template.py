@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import pytest
-from vocabulary import TEMPLATE
+from vocabulary import TEMPLATE, write_byte_tokenizer
 
 from mlx_ttd.errors import TemplateError
 from mlx_ttd.text import Limits, Tokenizer, normalise_messages, read_templates, render
@@ -100,6 +100,66 @@ def test_where_templates_are_found(tmp_path):
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("more")
     assert read_templates(tmp_path, {"chat_template": "x"}) == {"default": "file", "rag": "more"}
+
+
+def test_additional_templates_join_those_of_the_tokenizer_config(tmp_path):
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("t")
+    found = read_templates(tmp_path, {"chat_template": "d"})
+    assert found == {"default": "d", "tool_use": "t"}
+    assert render(found, USER, tools=[WEATHER]) == "t"
+    assert render(found, USER) == "d"
+
+
+def test_chat_template_json_is_read_where_nothing_else_holds_a_template(tmp_path):
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    for value, wanted in (
+        ("j", {"default": "j"}),
+        (named, {"default": "d", "tool_use": "t"}),
+        ({"rag": "r"}, {"rag": "r"}),
+    ):
+        (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": value}))
+        assert read_templates(tmp_path, {}) == wanted
+        assert read_templates(tmp_path, {"chat_template": "x"}) == {"default": "x"}
+    for damaged in ("[]", '{"chat_template": 3}', "{"):
+        (tmp_path / "chat_template.json").write_text(damaged)
+        with pytest.raises(TemplateError, match=r"chat_template\.json"):
+            read_templates(tmp_path, {})
+
+
+def test_a_template_is_named_by_either_parameter(tmp_path):
+    write_byte_tokenizer(tmp_path)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("r")
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.render_chat(USER, template="rag") == tokenizer.render_chat(USER, chat_template="rag") == "r"
+    assert tokenizer.encode_chat(USER, chat_template="rag") == [ord("r")]
+    assert tokenizer.render_chat(USER, chat_template="{{ messages[0].content }}") == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ({"content": [{"type": "text", "text": "What is this?"}, {"type": "image", "url": "a.png"}]}, "an image"),
+        ({"content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}, "an image"),
+        ({"content": [{"image": "a.png"}]}, "an image"),
+        ({"content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}, "an audio"),
+        ({"content": [{"type": "video", "video": "a.mp4"}]}, "a video"),
+        ({"content": [{"type": "file", "file": {"file_id": "1"}}]}, "a file"),
+        ({"content": {"type": "image", "url": "a.png"}}, "an image"),
+        ({"content": "What is this?", "images": ["aGk="]}, "an image"),
+        ({"content": None, "audio": {"id": "1"}}, "an audio"),
+    ],
+)
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_what_is_no_text_is_refused_and_not_dropped(message, kind, role):
+    with pytest.raises(TemplateError, match=rf"Message 1 holds {kind}, and the model is given text alone"):
+        normalise_messages([*USER, {"role": role, **message}])
+
+
+def test_parts_of_text_are_no_attachment():
+    message = {"role": "user", "content": [{"type": "text", "text": "an image", "image": None}], "images": []}
+    assert normalise_messages([message]) == [message]
 
 
 @pytest.mark.parametrize("listed", [3, ["x"], [{"name": "a"}], [{"name": "a", "template": 3}]])

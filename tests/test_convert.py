@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from checkpoints import DENSE, MOE, TEXT, TIED, bf16, f32, hf_tensors, packed, tiny, values, write
 
-from mlx_ttd.errors import CheckpointError, ConversionError, OptionError
+from mlx_ttd.errors import CheckpointError, ConversionError, OptionError, StoreError
 from mlx_ttd.spec import ModelSpec, Quantisation, RecordLayout, model_spec, mtp_tensors, trunk_tensors
-from mlx_ttd.store import Store, convert, open_store, policies, read_tensor
+from mlx_ttd.store import Store, convert, open_store, policies, read_tensor, verify
 from mlx_ttd.store.policy import FOLDER, known_roles, load_policy, policy_role
+from mlx_ttd.text import Tokenizer
 
 
 def bits(array: mx.array) -> np.ndarray:
@@ -341,3 +342,22 @@ def test_bf16_rounding_is_nearest_even() -> None:
 
     x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     np.testing.assert_array_equal(bfloat16_bytes(x).view(np.uint16), bf16(x))
+
+
+def test_named_templates_are_in_the_store(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "src")
+    (source / "additional_chat_templates").mkdir()
+    for name in (
+        "additional_chat_templates/tool_use.jinja",
+        "additional_chat_templates/.x.jinja",
+        "chat_template.jinja",
+    ):
+        (source / name).write_text(name)
+    store = open_store(convert(source, tmp_path / "dst"))
+    kept = {"config.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"}
+    assert set(store.manifest.copied) == kept
+    assert Tokenizer(store.path).templates["tool_use"] == "additional_chat_templates/tool_use.jinja"
+    assert verify(store.path)
+    (store.path / "additional_chat_templates/tool_use.jinja").write_text("other")
+    with pytest.raises(StoreError, match=r"tool_use\.jinja"):
+        verify(store.path)

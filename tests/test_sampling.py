@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vocabulary import write_byte_tokenizer
 
 from mlx_ttd.errors import ConfigError, OptionError
-from mlx_ttd.generation import make_processors, make_sampler, read_generation_defaults
+from mlx_ttd.generation import make_processors, make_sampler, read_eos_ids, read_generation_defaults
 from mlx_ttd.generation.logprobs import token_logprob
 from mlx_ttd.generation.penalties import (
     checked,
@@ -23,6 +24,8 @@ from mlx_ttd.generation.penalties import (
     repetition_penalty,
 )
 from mlx_ttd.generation.sampling import candidates, greedy, most_probable
+from mlx_ttd.outputs import ends_of
+from mlx_ttd.text import Tokenizer
 
 LOGITS = st.lists(st.floats(-30, 30, width=32) | st.sampled_from([0.0, -0.0, 1.0, -1.0]), min_size=1, max_size=40)
 
@@ -200,6 +203,23 @@ def test_defaults_of_a_model(tmp_path):
     path.write_text('{"do_sample": false, "temperature": 0.6, "eos_token_id": 3}')
     found = read_generation_defaults(tmp_path)
     assert (found.temperature, found.eos_ids) == (0, (3,))
+
+
+def test_every_config_that_names_an_end_of_text_ends_it(tmp_path):
+    assert read_eos_ids(tmp_path) == frozenset()
+    (tmp_path / "config.json").write_text('{"eos_token_id": 1, "text_config": {"eos_token_id": [2, 3]}}')
+    assert read_eos_ids(tmp_path) == {1, 2, 3}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4]}')
+    assert ends_of(tmp_path, None) == {1, 2, 3, 4}
+    write_byte_tokenizer(tmp_path)
+    assert ends_of(tmp_path, Tokenizer(tmp_path)) == {1, 2, 3, 4, 256, 258}
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "</think>"}}')
+    assert ends_of(tmp_path, Tokenizer(tmp_path)) == {1, 2, 3, 4, 256, 258, 264}
+    for text in ('{"eos_token_id": "a"}', '{"text_config": {"eos_token_id": [true]}}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"config\.json: eos_token_id is"):
+            read_eos_ids(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """From a prompt to text: the decode loop, sampling, when to stop."""
 
 from .decode import Running, Step, decode, generate_tokens, prefill
-from .defaults import GenerationDefaults, read_generation_defaults
+from .defaults import GenerationDefaults, read_eos_ids, read_generation_defaults
 from .options import GenerationOptions, generation_options
 from .penalties import make_processors
 from .response import Chunk, Record, Response, array_digest, peak_bytes, token_digest
@@ -29,6 +29,7 @@ __all__ = [
     "make_sampler",
     "peak_bytes",
     "prefill",
+    "read_eos_ids",
     "read_generation_defaults",
     "stop_ids",
     "token_digest",

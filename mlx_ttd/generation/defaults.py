@@ -1,4 +1,4 @@
-"""What a model's makers recommend for generation: generation_config.json."""
+"""What a model's makers recommend for generation, and the ids by which they say that a text ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..spec import read_json
+from ..spec import read_json, text_config
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,10 @@ class GenerationDefaults:
 
 def read_generation_defaults(directory: str | Path) -> GenerationDefaults:
     """The defaults in `directory`, greedy without a generation_config.json; ConfigError names a field that is wrong."""
-    path = Path(directory) / "generation_config.json"
+    path = Path(directory) / GENERATION
     if not path.exists():
         return GenerationDefaults()
     data = read_json(path)
-    eos = data.get("eos_token_id")
-    eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in eos):
-        raise ConfigError(f"{path}: eos_token_id is {data['eos_token_id']!r}; a token id or a list of them is needed.")
     samples = data.get("do_sample", "temperature" in data)
     return GenerationDefaults(
         temperature=_number(data, path, "temperature", 1.0, 0, 100) if samples else 0.0,
@@ -40,8 +38,26 @@ def read_generation_defaults(directory: str | Path) -> GenerationDefaults:
         top_p=_number(data, path, "top_p", 1.0, 0, 1) or 1.0,
         min_p=_number(data, path, "min_p", 0.0, 0, 1),
         repetition_penalty=_number(data, path, "repetition_penalty", 1.0, 1e-3, 1e3),
-        eos_ids=tuple(eos),
+        eos_ids=_eos(data, path),
     )
+
+
+def read_eos_ids(directory: str | Path) -> frozenset[int]:
+    """Every id that config.json, its text_config or generation_config.json names as the end of a text."""
+    path = Path(directory) / CONFIG
+    found = set(read_generation_defaults(directory).eos_ids)
+    if path.exists():
+        config = read_json(path)
+        found.update(_eos(config, path), _eos(text_config(config, str(path)), path))
+    return frozenset(found)
+
+
+def _eos(data: Mapping[str, Any], path: Path) -> tuple[int, ...]:
+    found = data.get("eos_token_id")
+    listed = [] if found is None else found if isinstance(found, list) else [found]
+    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in listed):
+        raise ConfigError(f"{path}: eos_token_id is {found!r}; a token id or a list of them is needed.")
+    return tuple(listed)
 
 
 def _number(data: Mapping[str, Any], path: Path, name: str, default: float, low: float, high: float) -> float:

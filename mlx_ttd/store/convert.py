@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import ConversionError, OptionError
 from .checkpoint import Checkpoint, open_checkpoint
 from .digest import sha256
-from .format import MANIFEST, VERBATIM, VERBATIM_LIMIT
+from .format import MANIFEST, VERBATIM_LIMIT, verbatim
 from .hub import is_hub_id, open_hub_checkpoint
 from .journal import Journal
 from .manifest import Copied, FileEntry, Manifest
@@ -37,13 +37,13 @@ def _write(checkpoint: Checkpoint, file: PlannedFile, writer: FileWriter, worker
 
 def _copy_verbatim(checkpoint: Checkpoint, root: Path) -> dict[str, Copied]:
     copied = {}
-    for name in VERBATIM:
+    files = (path for pattern in ("*", "*/*.jinja") for path in checkpoint.path.glob(pattern) if path.is_file())
+    for name in verbatim(path.relative_to(checkpoint.path).as_posix() for path in files):
         source = checkpoint.path / name
-        if not source.is_file():
-            continue
         if source.stat().st_size > VERBATIM_LIMIT:
             raise ConversionError(f"{source} is larger than {VERBATIM_LIMIT:,} bytes, which no such file is; check it.")
         data = source.read_bytes()
+        (root / name).parent.mkdir(exist_ok=True)
         _write_durably(root / name, data)
         copied[name] = Copied(len(data), sha256(data))
     return copied

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Literal
 
 from ..spec import STRIDE_UNIT, ModelSpec, Quantisation, Tensor, mtp_tensors, trunk_tensors
@@ -24,6 +26,7 @@ VERBATIM = (
     "chat_template.jinja",
     "chat_template.json",
 )
+NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[^/\\.\x00-\x1f][^/\\\x00-\x1f]{0,99}\.jinja")
 VERBATIM_LIMIT = 256 << 20
 RECORDS, RECORDS_START = "records", STRIDE_UNIT
 PLAIN_DTYPES = ("F32", "BF16", "F16")
@@ -36,6 +39,12 @@ Norms = Literal["w", "1+w"]
 def expert_file(layer: int) -> str:
     """The file that holds the expert records of a trunk layer."""
     return f"experts/layer-{layer:03d}.safetensors"
+
+
+def verbatim(names: Iterable[str]) -> list[str]:
+    """Those of a checkpoint's files, relative to its root, that a store has as they are."""
+    held = set(names)
+    return [name for name in VERBATIM if name in held] + sorted(filter(NAMED_TEMPLATE.fullmatch, held))
 
 
 def check_quantisation(q: Quantisation, cols: int) -> str | None:

@@ -18,7 +18,7 @@ from ..spec import model_spec, read_json
 from .checkpoint import INDEX, Checkpoint, all_tensors, fingerprint_of, indexed
 from .digest import range_digest
 from .file_ranges import ranges
-from .format import CONFIG, VERBATIM, VERBATIM_LIMIT
+from .format import CONFIG, VERBATIM_LIMIT, verbatim
 from .safetensors_file import Header, TensorInfo, make_header, parse_header, read_header
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -208,13 +208,10 @@ def open_hub_checkpoint(name: str, revision: str | None, cache: Path, report: Ca
     if CONFIG not in files or not {INDEX, SINGLE} & set(files):
         raise CheckpointError(f"{name} has no {CONFIG} with {INDEX} or {SINGLE}; name a repository with safetensors.")
     folder.mkdir(parents=True, exist_ok=True)
-    for small in (*VERBATIM, INDEX):
-        if small in files:
-            if files[small][0] > VERBATIM_LIMIT:
-                raise CheckpointError(
-                    f"{small} of {name} is larger than {VERBATIM_LIMIT:,} bytes, which no such file is."
-                )
-            repo.fetch(small)
+    for small in verbatim(files) + [INDEX] * (INDEX in files):
+        if files[small][0] > VERBATIM_LIMIT:
+            raise CheckpointError(f"{small} of {name} is larger than {VERBATIM_LIMIT:,} bytes, which no such file is.")
+        repo.fetch(small)
     wanted = indexed(folder) if INDEX in files else [SINGLE]
     missing = [shard for shard in wanted if shard not in files]
     if missing:

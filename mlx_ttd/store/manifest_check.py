@@ -14,11 +14,11 @@ from .format import (
     FORMAT,
     MTP,
     RESIDENT,
-    VERBATIM,
     VERSION,
     check_quantisation,
     store_files,
     tensors_of,
+    verbatim,
 )
 from .manifest import Copied, FileEntry, Manifest
 
@@ -117,7 +117,7 @@ def _manifest(data: Mapping[str, Any], spec: ModelSpec) -> Manifest:
     _same(files, store_files(spec, bool(mtp)), "files")
     copied = _object(data.get("copied"), "copied")
     _need(
-        set(copied) <= set(VERBATIM) and CONFIG in copied,
+        len(verbatim(copied)) == len(copied) and CONFIG in copied,
         "copied names a file that a store does not have, or no config.json",
     )
     _need(data.get("norms") in ("w", "1+w"), f"norms is {data.get('norms')!r}, neither 'w' nor '1+w'")

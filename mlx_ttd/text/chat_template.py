@@ -8,33 +8,43 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import TemplateError
+from ..errors import ConfigError, TemplateError
+from ..spec import read_json
+from .attachments import require_text
 from .limits import DEFAULT_LIMITS, Limits
 
 TEMPLATE_BYTES = 1 << 20
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-DEFAULT = "default"
+DEFAULT, ADDITIONAL = "default", "additional_chat_templates"
 
 
 def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     """The chat templates by name, a single one as "default"; empty when the model has none.
 
-    They are chat_template.jinja and additional_chat_templates/*.jinja, or else stand in tokenizer_config.json.
+    They are chat_template.jinja and additional_chat_templates/*.jinja, or stand in tokenizer_config.json, or else in
+    chat_template.json. A chat_template.jinja puts all but the additional ones out of use, as in transformers.
     """
-    single = directory / "chat_template.jinja"
-    files = {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
+    files = {path.stem: _read(path) for path in sorted(directory.glob(f"{ADDITIONAL}/*.jinja"))}
+    single, legacy = directory / "chat_template.jinja", directory / "chat_template.json"
     if single.is_file():
-        files[DEFAULT] = single
-    if files:
-        return {name: _read(path) for name, path in files.items()}
-    listed = tokenizer_config.get("chat_template")
+        return {**files, DEFAULT: _read(single)}
+    listed = _named(tokenizer_config.get("chat_template"), directory / "tokenizer_config.json")
+    if not listed and legacy.is_file():
+        try:
+            listed = _named(read_json(legacy).get("chat_template"), legacy)
+        except ConfigError as error:
+            raise TemplateError(str(error)) from None
+    return {**listed, **files}
+
+
+def _named(listed: Any, where: Path) -> dict[str, str]:
+    """The templates of a chat_template field by name: one text, a list of named ones, or a dict of texts."""
     if listed is None:
         return {}
-    where = directory / "tokenizer_config.json"
     if isinstance(listed, str):
-        listed = [{"name": DEFAULT, "template": listed}]
+        return {DEFAULT: listed}
     try:
-        found = {entry["name"]: entry["template"] for entry in listed}
+        found = dict(listed) if isinstance(listed, dict) else {entry["name"]: entry["template"] for entry in listed}
     except (TypeError, KeyError):
         raise TemplateError(f'{where}: chat_template must be a string or a list of {{"name", "template"}}.') from None
     if not all(isinstance(text, str) for pair in found.items() for text in pair):
@@ -98,6 +108,7 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise TemplateError(f'Message {i} is not a dict with a "role", as in {{"role": "user", "content": "..."}}.')
         message = {key: value for key, value in message.items() if value is not None}
+        require_text(message, i)
         reasoning = next((message[name] for name in REASONING_FIELDS if name in message), None)
         if reasoning is not None:
             message = {"thinking": reasoning, **message, "reasoning_content": reasoning}

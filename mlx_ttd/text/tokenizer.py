@@ -59,7 +59,10 @@ class Tokenizer:
     @cached_property
     def config(self) -> dict[str, Any]:
         """tokenizer_config.json, or an empty dict when the directory has none."""
-        path = self.directory / "tokenizer_config.json"
+        return self._json("tokenizer_config.json")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.directory / name
         try:
             return read_json(path, CONFIG_BYTES) if path.exists() else {}
         except ConfigError as error:
@@ -67,8 +70,12 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """Special tokens by their role (bos_token, eos_token, pad_token, ...), as a chat template sees them."""
-        found = {name: value for name, value in self.config.items() if name.endswith("_token")}
+        """Special tokens by their role (bos_token, eos_token, pad_token, ...), as a chat template sees them.
+
+        special_tokens_map.json counts where tokenizer_config.json is silent.
+        """
+        fields = {**self._json("special_tokens_map.json"), **self.config}
+        found = {name: value for name, value in fields.items() if name.endswith("_token")}
         extra = self.config.get("extra_special_tokens")
         if isinstance(extra, Mapping):
             found.update(extra)
@@ -143,12 +150,14 @@ class Tokenizer:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template: str | None = None,
+        chat_template: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt that the model's chat template makes of `messages`.
 
-        template: a name among `templates`, or a template's own text. variables: whatever the template reads, such as
-        enable_thinking=False. TemplateError when there is no template, when it raises, or when it exceeds its limits.
+        template, or chat_template as transformers calls it: a name among `templates`, or a template's own text; by
+        default "tool_use" with tools where there is one, else "default". variables: whatever the template reads, such
+        as enable_thinking=False. TemplateError when there is none, when it raises, or when it exceeds its limits.
         """
         return render(
             self.templates,
@@ -156,7 +165,7 @@ class Tokenizer:
             tools=tools,
             documents=documents,
             add_generation_prompt=add_generation_prompt,
-            template=template,
+            template=chat_template if template is None else template,
             variables={**self.special_tokens, **variables},
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from checkpoints import (
     DENSE,
+    DENSE_TEXT,
     FP8,
     MOE,
     NEXT,
@@ -27,6 +28,7 @@ from checkpoints import (
 )
 from test_convert import bits, check_store, record_parts
 
+import mlx_ttd
 from mlx_ttd.errors import CheckpointError, ConfigError
 from mlx_ttd.spec import Quantisation, model_spec
 from mlx_ttd.store import convert, open_store, read_tensor
@@ -136,6 +138,34 @@ def test_parts_of_a_record_may_differ(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, array[5])
 
 
+@pytest.mark.parametrize("dtype", ["F32", "F16"])
+@pytest.mark.parametrize("config", [MOE, DENSE], ids=["experts", "dense"])
+def test_scales_keep_the_dtype_found(tmp_path: Path, dtype: str, config: dict[str, Any]) -> None:
+    spec = model_spec(config)
+    weights = values(spec, dtype=dtype)
+    tensors = mlx_tensors(spec, weights, as_mlx_lm(ALL, {}))
+    store = open_store(convert(write(tmp_path / "src", config | {"quantization": ALL}, tensors), tmp_path / "dst"))
+    scale = {"F32": "float32", "F16": "float16"}[dtype]
+    assert store.quantisation("layers.3.attn.q") == Quantisation(4, 64, scale_dtype=scale)
+    for layout in store.layouts if spec.is_moe else ():
+        assert (layout.gate_up.scale_dtype, layout.down.scale_dtype) == (scale, scale)
+    norms = {n for n in weights if n.endswith("norm") and "gdn" not in n}
+    weights |= {name: (dtype, bits(read_tensor(store.resident[name]))) for name in norms}
+    check_store(store, spec, weights)
+
+
+@pytest.mark.parametrize("config", [MOE, DENSE], ids=["experts", "dense"])
+def test_every_backend_multiplies_by_f32_scales(tmp_path: Path, config: dict[str, Any]) -> None:
+    spec = model_spec(config)
+    tensors = mlx_tensors(spec, values(spec, dtype="F32"), as_mlx_lm(ALL, {}))
+    store = convert(write(tmp_path / "src", config | {"quantization": ALL}, tensors), tmp_path / "dst")
+    logits = []
+    for backend in ("auto", "reference"):
+        with mlx_ttd.load(store, "300MB", kv_bits=32, backend=backend) as llm:
+            logits.append(np.array(llm.model(mx.array([[1, 2, 3, 4, 5]])))[0])
+    np.testing.assert_allclose(*logits, atol=1e-4)
+
+
 def test_gate_and_up_in_different_precisions_are_refused(tmp_path: Path) -> None:
     overrides = router_overrides() | {"layers.2.mlp.switch_mlp.gate_proj": ROUTER}
     with pytest.raises(CheckpointError, match=r"layers\.2\.moe\.gate_up is made of tensors in different precisions"):
@@ -188,6 +218,40 @@ def test_configs_nested_flat_by_list_or_by_interval_are_one_model() -> None:
     assert len({model_spec(config) for config in configs}) == 1
 
 
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
+def test_absent_keys_take_the_defaults_of_the_family(kind: str) -> None:
+    """As the configuration classes of transformers document them; test_oracle_importers compares."""
+    config = (DENSE_TEXT if kind == "qwen3_5_text" else TEXT) | {"model_type": kind}
+    absent = {k: v for k, v in config.items() if k not in ("rope_parameters", "max_position_embeddings")}
+    spec = model_spec({k: v for k, v in absent.items() if k != "tie_word_embeddings"})
+    assert (spec.rope_theta, spec.rope_dim, spec.max_context, spec.tied) == (1e4, 8, 32_768, False)
+    assert model_spec(absent | {"rope_parameters": {"partial_rotary_factor": 0.5}}).rope_theta == 1e4
+    assert model_spec(absent | {"rope_scaling": {"type": "default"}, "rope_theta": 5e5}).rope_theta == 5e5
+
+
+def test_two_objects_that_disagree_on_the_rope_are_refused() -> None:
+    with pytest.raises(ConfigError, match="disagree on rope_theta"):
+        model_spec(TEXT | {"rope_scaling": {"rope_type": "default", "rope_theta": 1e4}})
+
+
+@pytest.mark.parametrize(
+    ("outside", "inside", "tied"),
+    [(None, None, False), (True, None, True), (False, True, True), (True, False, False), (True, True, True)],
+)
+def test_the_tie_of_text_config_wins(outside: bool | None, inside: bool | None, tied: bool) -> None:
+    text = {k: v for k, v in DENSE_TEXT.items() if k != "tie_word_embeddings"}
+    text |= {} if inside is None else {"tie_word_embeddings": inside}
+    config = {"model_type": "qwen3_5", "text_config": text} | (
+        {} if outside is None else {"tie_word_embeddings": outside}
+    )
+    assert model_spec(config).tied == tied
+
+
+def test_a_tie_that_is_neither_true_nor_false_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tie_word_embeddings is 'no'; true or false is needed"):
+        model_spec(TEXT | {"tie_word_embeddings": "no"})
+
+
 MULTIMODAL = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 
 
@@ -198,7 +262,11 @@ MULTIMODAL = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
         {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25}},
         {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "type": "default"} | MULTIMODAL},
         {"rope_parameters": None, "rope_scaling": None, "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-        {"rope_parameters": None, "rope_scaling": {"type": "mrope", "rope_type": "default"} | MULTIMODAL},
+        {
+            "rope_parameters": None,
+            "rope_scaling": {"type": "mrope", "rope_type": "default"} | MULTIMODAL,
+            "rope_theta": 1e7,
+        },
         {"rope_scaling": {"rope_type": None}},
         {"hidden_act": "silu"},
     ],

@@ -15,7 +15,21 @@ pytest.importorskip("transformers", reason="needs the oracle extra")
 import oracle
 import torch
 import transformers
-from checkpoints import FP8, MOE, NEXT, TEXT, TIED, f32, fp8_tensors, hf_tensors, tiny, values, write
+from checkpoints import (
+    DENSE,
+    FP8,
+    MOE,
+    NEXT,
+    TEXT,
+    TIED,
+    f32,
+    fp8_tensors,
+    hf_tensors,
+    mlx_tensors,
+    tiny,
+    values,
+    write,
+)
 from test_oracle import assert_close
 
 import mlx_ttd
@@ -73,11 +87,40 @@ def test_what_mlx_lm_quantised(tmp_path: Path, kind: dict[str, Any], group: int,
     assert_close(logits(store), oracle.oracle_logits(peer, TOKENS))
 
 
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
+def test_defaults_of_absent_keys(kind: str) -> None:
+    theirs = transformers.AutoConfig.for_model(kind)
+    shape = (DENSE if kind == "qwen3_5_text" else MOE)["text_config"]
+    absent = ("rope_parameters", "max_position_embeddings", "tie_word_embeddings", "head_dim", "linear_conv_kernel_dim")
+    spec = model_spec({k: v for k, v in shape.items() if k not in absent} | {"model_type": kind})
+    rope = theirs.rope_parameters
+    assert (spec.rope_theta, spec.rope_dim) == (rope["rope_theta"], spec.head_dim * rope["partial_rotary_factor"])
+    assert (spec.max_context, spec.tied) == (theirs.max_position_embeddings, theirs.tie_word_embeddings)
+    assert (spec.head_dim, spec.conv, spec.eps) == (theirs.head_dim, theirs.linear_conv_kernel_dim, theirs.rms_norm_eps)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_tie_of_text_config_wins_over_the_one_outside(tmp_path: Path, inside: bool) -> None:
+    text = DENSE["text_config"] | {"tie_word_embeddings": inside}
+    config = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": not inside}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == model_spec(config).tied == inside
+
+
 def random_model(kind: dict[str, Any]) -> Any:
     family = "Qwen3_5Moe" if kind is MOE else "Qwen3_5"
     fields = {k: v for k, v in kind["text_config"].items() if k != "model_type"}
     config = getattr(transformers, f"{family}TextConfig")(**fields)
     return getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+
+
+@pytest.mark.parametrize("config", [MOE, DENSE], ids=["moe", "dense"])
+def test_f32_scales(tmp_path: Path, config: dict[str, Any]) -> None:
+    spec, q = model_spec(config), {"group_size": 64, "bits": 4, "mode": "affine"}
+    tensors = mlx_tensors(spec, values(spec, dtype="F32"), lambda _: (4, 64, "affine"))
+    store = mlx_ttd.convert(write(tmp_path / "src", config | {"quantization": q}, tensors), tmp_path / "dst")
+    peer = oracle.with_weights(random_model(config), oracle.store_weights(open_store(store)))
+    assert_close(logits(store), oracle.oracle_logits(peer, TOKENS))
 
 
 def test_fp8_equals_the_dequantised_load_of_transformers(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from .model_spec import FULL, LINEAR, ModelSpec, model_spec, read_json, text_config
 from .numbers import plain_number
-from .record_layout import ALIGNMENT, STRIDE_UNIT, Matrix, Quantisation, RecordLayout, align, record_layout
+from .record_layout import ALIGNMENT, SCALE_BYTES, STRIDE_UNIT, Matrix, Quantisation, RecordLayout, align, record_layout
 from .roles import Tensor, layer_tensors, mtp_tensors, trunk_tensors
 
 __all__ = [
     "ALIGNMENT",
     "FULL",
     "LINEAR",
+    "SCALE_BYTES",
     "STRIDE_UNIT",
     "Matrix",
     "ModelSpec",

@@ -12,6 +12,8 @@ from ..errors import ConfigError, OptionError
 
 LINEAR, FULL = "linear_attention", "full_attention"
 CONFIG_BYTES = 4 << 20
+# What the configuration classes of qwen3_5, qwen3_5_moe and qwen3_next in transformers take for absent keys.
+ROPE_THETA, MAX_CONTEXT = 1e4, 32_768
 MOE_TYPES = {"qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
 DENSE_TYPES = {"qwen3_5", "qwen3_5_text"}
 # What "mrope" adds concerns images alone.
@@ -119,6 +121,12 @@ class _Fields:
             raise ConfigError(f"{self.where}: {name} is {value!r}; a positive number is needed.")
         return float(value)
 
+    def flag(self, name: str) -> bool:
+        value = self.data.get(name, False)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{self.where}: {name} is {value!r}; true or false is needed.")
+        return value
+
 
 def _layer_types(fields: _Fields, layers: int) -> tuple[str, ...]:
     listed = fields.data.get("layer_types")
@@ -131,7 +139,11 @@ def _layer_types(fields: _Fields, layers: int) -> tuple[str, ...]:
 
 
 def text_config(config: Mapping[str, Any], where: str = "config.json") -> dict[str, Any]:
-    """The language model's own fields, whether they sit in `text_config` or at the top level."""
+    """The language model's own fields, whether they sit in `text_config` or at the top level.
+
+    tie_word_embeddings of `text_config` wins, as in transformers' language models; the one outside, which transformers
+    ties image models by, counts where that is silent.
+    """
     inner = config.get("text_config")
     if inner is None:
         return dict(config)
@@ -153,7 +165,13 @@ def _rope(text: Mapping[str, Any], where: str) -> dict[str, Any]:
                 f"{where}: RoPE of type {kind!r} is not supported, only 'default' is; "
                 "use the model with the config of its native context."
             )
-    return {**text, **next(iter(nested.values()), {})}
+    for name in ("rope_theta", "partial_rotary_factor"):
+        said = {rope[name] for rope in nested.values() if isinstance(rope.get(name), int | float)}
+        if len(said) > 1:
+            raise ConfigError(
+                f"{where}: rope_parameters and rope_scaling disagree on {name}; leave the one that is right."
+            )
+    return {**text, **{key: value for rope in reversed(nested.values()) for key, value in rope.items()}}
 
 
 def model_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
@@ -196,7 +214,7 @@ def model_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSp
         kv_heads=fields.integer("num_key_value_heads", high=4096),
         head_dim=head_dim,
         rope_dim=rope_dim,
-        rope_theta=rope_fields.number("rope_theta", 1e7),
+        rope_theta=rope_fields.number("rope_theta", ROPE_THETA),
         key_heads=fields.integer("linear_num_key_heads", high=4096),
         value_heads=fields.integer("linear_num_value_heads", high=4096),
         key_dim=fields.integer("linear_key_head_dim", high=4096),
@@ -206,8 +224,8 @@ def model_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSp
         top_k=fields.integer("num_experts_per_tok", high=4096) if moe else 0,
         inter=fields.integer("moe_intermediate_size" if moe else "intermediate_size", high=1 << 20),
         shared_inter=fields.integer("shared_expert_intermediate_size", high=1 << 20) if moe else 0,
-        tied=bool(text.get("tie_word_embeddings", False)),
-        max_context=fields.integer("max_position_embeddings", 262_144),
+        tied=fields.flag("tie_word_embeddings"),
+        max_context=fields.integer("max_position_embeddings", MAX_CONTEXT),
         mtp_layers=fields.integer("mtp_num_hidden_layers", 0, low=0, high=1),
     )
     if spec.heads % spec.kv_heads or spec.value_heads % spec.key_heads:

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..kernels import quantize
-from ..spec import Quantisation
+from ..spec import SCALE_BYTES, Quantisation
 from .encodings import Bytes, Encoding, Packed
 from .fp8_block import bfloat16_bytes
 
@@ -35,9 +35,9 @@ def dequantise(blocks: list[Bytes], q: Quantisation) -> mx.array:
 
 
 def empty_parts(rows: int, cols: int, q: Quantisation) -> list[Bytes]:
-    """Room for `rows` packed rows: codes, scales (bf16 unless mxfp4) and, affine only, biases."""
-    groups = cols // q.group
-    widths = (cols * q.bits // 8, groups) if q.mode == "mxfp4" else (cols * q.bits // 8, 2 * groups, 2 * groups)
+    """Room for `rows` packed rows: codes, scales in their dtype and, affine only, biases."""
+    scales = cols // q.group * SCALE_BYTES[q.scale_dtype]
+    widths = (q.row_bytes(cols), scales) if q.mode == "mxfp4" else (q.row_bytes(cols), scales, scales)
     return [np.empty((rows, width), np.uint8) for width in widths]
 
 

@@ -9,7 +9,7 @@ from shlex import quote
 
 from .errors import OptionError, StoreError
 from .options import Options, make_options
-from .store import hub_bytes, is_hub_id
+from .store import hub_bytes, is_hub_id, refuse_file
 
 
 def demo_path() -> Path:
@@ -44,6 +44,7 @@ def store_path(path_or_id: str | os.PathLike[str], options: Options | None = Non
         raise StoreError(f"{path} is a checkpoint, not a store; make one with `{hint}`.")
     if is_hub_id(path_or_id):
         return _hub_store(str(path_or_id), options or make_options({}))
+    refuse_file(path)
     raise StoreError(f"{path} is not a store: it has no manifest.json; name a *.ttd directory, or 'demo'.")
 
 

@@ -2,7 +2,17 @@
 
 from .model_spec import FULL, LINEAR, ModelSpec, model_spec, read_json, text_config
 from .numbers import plain_number
-from .record_layout import ALIGNMENT, SCALE_BYTES, STRIDE_UNIT, Matrix, Quantisation, RecordLayout, align, record_layout
+from .record_layout import (
+    ALIGNMENT,
+    SCALE_BYTES,
+    STRIDE_UNIT,
+    Format,
+    Matrix,
+    Quantisation,
+    RecordLayout,
+    align,
+    record_layout,
+)
 from .roles import Tensor, layer_tensors, mtp_tensors, trunk_tensors
 
 __all__ = [
@@ -11,6 +21,7 @@ __all__ = [
     "LINEAR",
     "SCALE_BYTES",
     "STRIDE_UNIT",
+    "Format",
     "Matrix",
     "ModelSpec",
     "Quantisation",

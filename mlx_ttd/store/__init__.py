@@ -1,6 +1,7 @@
 """The on-disk form of a model: reading, checking and making stores."""
 
 from .convert import convert
+from .foreign import refuse_file
 from .format import Norms
 from .hub import is_hub_id
 from .hub_size import hub_bytes
@@ -31,6 +32,7 @@ __all__ = [
     "policies",
     "read_header",
     "read_tensor",
+    "refuse_file",
     "store_of_plan",
     "verify",
 ]

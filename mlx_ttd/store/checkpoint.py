@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import CheckpointError
 from ..spec import ModelSpec, model_spec, read_json
 from .file_ranges import PAGE, direct, drop_cached, opened, pass_by_cache, read_around, read_into
+from .foreign import refuse_file, refuse_foreign
 from .format import CONFIG
 from .rooms import Rooms
 from .safetensors_file import Header, TensorInfo, read_header
@@ -132,6 +133,7 @@ def fingerprint_of(config: Path, headers: list[Header]) -> str:
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read the config and all headers of a checkpoint directory. Raises CheckpointError, ConfigError."""
     root = Path(path)
+    refuse_file(root)
     if not root.is_dir():
         raise CheckpointError(
             f"{root} is not a directory; give one that holds config.json and *.safetensors, or a hub id."
@@ -144,6 +146,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             f"{root} holds {found:,} tensors, too few for the {len(spec.layer_types):,} layers of its config.json; "
             "download the files that belong together."
         )
+    tensors = all_tensors(headers)
+    refuse_foreign(str(root), config, tensors)
     fingerprint = fingerprint_of(root / CONFIG, headers)
     state = f"{fingerprint} {[header.path.stat().st_mtime_ns for header in headers]}"
-    return Checkpoint(root, config, spec, all_tensors(headers), fingerprint, state, {"repo": None, "revision": None})
+    return Checkpoint(root, config, spec, tensors, fingerprint, state, {"repo": None, "revision": None})

@@ -18,6 +18,7 @@ from ..spec import model_spec, read_json
 from .checkpoint import INDEX, Checkpoint, all_tensors, fingerprint_of, indexed
 from .digest import range_digest
 from .file_ranges import ranges
+from .foreign import refuse_foreign, refuse_names
 from .format import CONFIG, VERBATIM_LIMIT, verbatim
 from .safetensors_file import Header, TensorInfo, make_header, parse_header, read_header
 
@@ -205,6 +206,8 @@ def open_hub_checkpoint(name: str, revision: str | None, cache: Path, report: Ca
         raise CheckpointError(f"The hub names commit {found.sha!r} for {name}, which is none; try again later.")
     folder = cache / str(found.sha)
     repo = Repo(name, str(found.sha), files, folder, report)
+    if not {INDEX, SINGLE} & set(files):
+        refuse_names(name, files)
     if CONFIG not in files or not {INDEX, SINGLE} & set(files):
         raise CheckpointError(f"{name} has no {CONFIG} with {INDEX} or {SINGLE}; name a repository with safetensors.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -219,6 +222,7 @@ def open_hub_checkpoint(name: str, revision: str | None, cache: Path, report: Ca
     headers = [repo.header(shard) for shard in wanted]
     config = read_json(folder / CONFIG)
     tensors = all_tensors(headers)
+    refuse_foreign(name, config, tensors)
     parts = [path for path in folder.glob("*" + KEPT) if path.name.removesuffix(KEPT) in wanted]
     kept = {n: info for part in parts for n, info in read_header(part, CheckpointError).tensors.items() if n in tensors}
     return HubCheckpoint(

@@ -28,7 +28,7 @@ from .options import PREFIX, Options
 from .plan import PROMPT, TARGET
 from .plan import plan as forecast_plan
 from .progress_line import ProgressLine
-from .store import Progress
+from .store import Norms, Progress
 from .streaming import machine_memory, policy_names, show_size
 
 app = typer.Typer(
@@ -280,9 +280,12 @@ def convert(
     head_bits: Annotated[int | None, typer.Option(help="Bits of the head: 16 (as stored), 8 or 4.")] = None,
     embed_bits: Annotated[int | None, typer.Option(help="Bits of the embedding: 16 (as stored), 8 or 4.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
+    norms: Annotated[
+        Norms | None, typer.Option(help="What the norms hold, where their values leave it open.", show_default=False)
+    ] = None,
 ) -> None:
     """Make a store from a checkpoint. Codes that are already quantised are kept bit for bit."""
-    made = api.convert(source, destination, policy, head_bits, embed_bits, _progress("convert"), revision)
+    made = api.convert(source, destination, policy, head_bits, embed_bits, _progress("convert"), revision, norms)
     print(f"{made} is ready; `mlx-ttd info {quote(str(made))}` tells what it costs in memory.")
 
 

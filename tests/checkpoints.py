@@ -98,9 +98,13 @@ def plain(dtype: str, values: np.ndarray) -> Stored:
     return dtype, bf16(values) if dtype == "BF16" else values.astype(DTYPES[dtype])
 
 
-def write_safetensors(path: Path, tensors: Tensors) -> None:
-    """A safetensors file, written here so that the library's own writer is not tested by itself."""
-    header, offset = {}, 0
+def write_safetensors(path: Path, tensors: Tensors, made_by: str | None = None) -> None:
+    """A safetensors file, written here so that the library's own writer is not tested by itself.
+
+    made_by: the format in its metadata, 'pt' or 'mlx'.
+    """
+    header: dict[str, Any] = {} if made_by is None else {"__metadata__": {"format": made_by}}
+    offset = 0
     for name, (dtype, array) in tensors.items():
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes

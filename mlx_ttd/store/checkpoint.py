@@ -26,7 +26,10 @@ LARGE_READ = 1 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's config and tensors. `fingerprint` covers config and headers, `state` the contents too."""
+    """A checkpoint's config and tensors. `fingerprint` covers config and headers, `state` the contents too.
+
+    `formats` are those that its files' headers say they are of, such as 'pt' or 'mlx'.
+    """
 
     path: Path
     config: dict[str, Any]
@@ -35,6 +38,7 @@ class Checkpoint:
     fingerprint: str
     state: str = ""
     origin: dict[str, str | None] = field(default_factory=dict)
+    formats: frozenset[str] = frozenset()
     rooms: Rooms = field(default_factory=Rooms, repr=False)
     _open: dict[Path, tuple[tuple[int, int], ExitStack]] = field(default_factory=dict, repr=False)
 
@@ -61,6 +65,10 @@ class Checkpoint:
         read_into(fds[-1], found.data, offset, info.path, what, CheckpointError)
         drop_cached(fds[-1], offset, nbytes)
         return found
+
+    def peek(self, info: TensorInfo) -> np.ndarray:
+        """uint8 [nbytes] of a small tensor, without fetching more than it."""
+        return self.read(info, 0, info.nbytes)
 
     def _descriptors(self, path: Path) -> tuple[int, int]:
         if path not in self._open:
@@ -122,6 +130,11 @@ def all_tensors(headers: list[Header]) -> dict[str, TensorInfo]:
     return tensors
 
 
+def formats_of(headers: list[Header]) -> frozenset[str]:
+    """The formats that the headers state."""
+    return frozenset(header.format for header in headers if header.format is not None)
+
+
 def fingerprint_of(config: Path, headers: list[Header]) -> str:
     """SHA-256 of the config and of each shard's name, size and header."""
     digest = hashlib.sha256(config.read_bytes())
@@ -150,4 +163,5 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     refuse_foreign(str(root), config, tensors)
     fingerprint = fingerprint_of(root / CONFIG, headers)
     state = f"{fingerprint} {[header.path.stat().st_mtime_ns for header in headers]}"
-    return Checkpoint(root, config, spec, tensors, fingerprint, state, {"repo": None, "revision": None})
+    origin: dict[str, str | None] = {"repo": None, "revision": None}
+    return Checkpoint(root, config, spec, tensors, fingerprint, state, origin, formats_of(headers))

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import ConversionError, OptionError
 from .checkpoint import Checkpoint, open_checkpoint
 from .digest import sha256
-from .format import MANIFEST, VERBATIM_LIMIT, verbatim
+from .format import MANIFEST, VERBATIM_LIMIT, Norms, verbatim
 from .hub import is_hub_id, open_hub_checkpoint
 from .journal import Journal
 from .manifest import Copied, FileEntry, Manifest
@@ -128,13 +128,17 @@ def convert(
     embed_bits: int | None = None,
     progress: Callable[[Progress], None] | None = None,
     revision: str | None = None,
+    norms: Norms | None = None,
 ) -> Path:
     """Convert the checkpoint `src`, a directory or a hub id at `revision`, to the store directory `dst`.
 
     What is already quantised keeps its bits; the rest follows `policy` (a bundled name or a JSON file), `head_bits`
-    and `embed_bits` (16, 8 or 4). Work goes on in '<dst>.partial'; the same call after an interruption resumes there
-    and gives the same bytes. Raises CheckpointError, ConversionError, OptionError, ConfigError.
+    and `embed_bits` (16, 8 or 4). norms: what the norms hold, "w" or "1+w", where their values leave it open. Work
+    goes on in '<dst>.partial'; the same call after an interruption resumes there and gives the same bytes. Raises
+    CheckpointError, ConversionError, OptionError, ConfigError.
     """
+    if norms not in (None, "w", "1+w"):
+        raise OptionError(f"norms is {norms!r}; give 'w' or '1+w', or leave it out.")
     target = Path(dst)
     if os.path.lexists(target):
         raise ConversionError(f"{target} exists already; give another name or remove it.")
@@ -143,7 +147,7 @@ def convert(
         meter = Meter(progress)
         with Journal(partial) as journal, _open(src, revision, journal, meter) as checkpoint:
             chosen = load_policy(policy, head_bits, embed_bits, checkpoint.spec.tied)
-            sources = match(checkpoint)
+            sources = match(checkpoint, norms)
             plan = make_plan(checkpoint, sources, chosen, journal.store)
             manifest = _manifest(checkpoint, sources, plan, chosen.name)
             identity = sha256(f"{checkpoint.state}\n{manifest.to_text()}".encode())

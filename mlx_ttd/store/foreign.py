@@ -67,7 +67,7 @@ def _declared(config: Mapping[str, Any]) -> str | None:
 def refuse_foreign(where: str, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
     """CheckpointError where the config declares, or the tensors' names show, a quantisation that is not read."""
     found = _declared(config)
-    if found is None and any(n.endswith("_scale_inv") and len(info.shape) < 2 for n, info in tensors.items()):
+    if found is None and any(n.endswith("_scale_inv") and info.shape in ((), (1,)) for n, info in tensors.items()):
         found = "FP8 by tensors"
     if found is None:
         found = next((form for mark, form in MARKS if any(map(mark.search, tensors))), None)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import CheckpointError, TTDError
 from ..spec import model_spec, read_json
-from .checkpoint import INDEX, Checkpoint, all_tensors, fingerprint_of, indexed
+from .checkpoint import INDEX, Checkpoint, all_tensors, fingerprint_of, formats_of, indexed
 from .digest import range_digest
 from .file_ranges import ranges
 from .foreign import refuse_foreign, refuse_names
@@ -175,6 +175,16 @@ class HubCheckpoint(Checkpoint):
             del self.kept[name]
         self.kept.update(header.tensors)
 
+    def peek(self, info: TensorInfo) -> np.ndarray:
+        """uint8 [nbytes] of a small tensor, by a range where its shard is not here."""
+        assert self.repo is not None
+        if info.name in self.kept or info.path.is_file():
+            return self.read(info, 0, info.nbytes)
+        found = self.repo.read(self._name(info.path), info.offset, info.offset + info.nbytes)
+        if len(found) != info.nbytes:
+            raise CheckpointError(f"The hub gave {len(found):,} of {info.nbytes:,} bytes of {info.name}; try again.")
+        return np.frombuffer(found, np.uint8)
+
     def download_bytes(self, names: set[str]) -> int:
         """Bytes of the shards still to fetch before these tensors are read."""
         assert self.repo is not None
@@ -233,6 +243,7 @@ def open_hub_checkpoint(name: str, revision: str | None, cache: Path, report: Ca
         fingerprint_of(folder / CONFIG, headers),
         repo.commit,
         {"repo": name, "revision": repo.commit},
+        formats_of(headers),
         repo=repo,
         kept=kept,
     )

@@ -13,7 +13,8 @@ from .format import MTP_EXPERTS, RECORDS, RECORDS_START, check_quantisation, par
 from .policy import Policy, policy_role
 from .quantise import stored_dtype
 from .safetensors_file import Header, make_header
-from .sources import LISTED, Source, Sources
+from .source import Source
+from .sources import LISTED, Sources
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,16 @@ import tempfile
 from pathlib import Path
 
 from .checkpoint import Checkpoint, open_checkpoint
-from .format import EMBEDDING, RESIDENT
+from .format import EMBEDDING, RESIDENT, Norms
 from .hub import is_hub_id, open_hub_checkpoint
 from .manifest import Manifest
 from .plan import Plan, make_plan
 from .policy import load_policy
 from .reader import Store
 from .sources import match
+
+# Sizes are the same whatever the norms hold, and their values need not be fetched.
+NORMS: Norms = "w"
 
 
 def store_of_plan(checkpoint: Checkpoint, plan: Plan) -> Store:
@@ -40,4 +43,4 @@ def planned_store(
             opened = open_checkpoint(source)
         with opened as checkpoint:
             chosen = load_policy(policy, head_bits, embed_bits, checkpoint.spec.tied)
-            return store_of_plan(checkpoint, make_plan(checkpoint, match(checkpoint), chosen, checkpoint.path))
+            return store_of_plan(checkpoint, make_plan(checkpoint, match(checkpoint, NORMS), chosen, checkpoint.path))

@@ -25,6 +25,11 @@ def _array(block: Bytes, dtype: str) -> mx.array:
     return (array if array.dtype == kind else array.view(kind)).astype(mx.float32)
 
 
+def numbers(block: Bytes, dtype: str) -> np.ndarray:
+    """The values of plain bytes as f32."""
+    return np.array(_array(block, dtype))
+
+
 def dequantise(blocks: list[Bytes], q: Quantisation) -> mx.array:
     """Unpack rows to f32, each value computed in f32."""
     codes = mx.array(blocks[0].view(np.uint32))

@@ -36,12 +36,16 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """The checked header of one file: `raw` is the length field and the JSON, so data starts at len(raw)."""
+    """The checked header of one file: `raw` is the length field and the JSON, so data starts at len(raw).
+
+    `format` is what the metadata calls it, such as 'pt' or 'mlx'.
+    """
 
     path: Path
     raw: bytes
     tensors: dict[str, TensorInfo]
     file_bytes: int
+    format: str | None = None
 
 
 def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
@@ -105,7 +109,8 @@ def parse_header(path: Path, size: int, read: Callable[[int], bytes], error: typ
         raise error(f"{path} has no valid safetensors header ({failure}); it is damaged.") from None
     if not isinstance(fields, dict):
         raise error(f"{path} has no valid safetensors header (not an object); it is damaged.")
-    fields.pop("__metadata__", None)
+    metadata = fields.pop("__metadata__", None)
+    said = metadata.get("format") if isinstance(metadata, dict) else None
     start = 8 + length
     tensors = {name: _tensor(path, name, entry, start, size, error) for name, entry in fields.items()}
     end = start
@@ -113,7 +118,7 @@ def parse_header(path: Path, size: int, read: Callable[[int], bytes], error: typ
         if tensor.offset < end:
             raise error(f"{path}: tensor {tensor.name!r} overlaps another; the file is damaged.")
         end = tensor.offset + tensor.nbytes
-    return Header(path, prefix + text, tensors, size)
+    return Header(path, prefix + text, tensors, size, said if isinstance(said, str) else None)
 
 
 def make_header(

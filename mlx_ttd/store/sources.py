@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
-
 from ..errors import CheckpointError
 from ..spec import Tensor, mtp_tensors, trunk_tensors
 from .checkpoint import Checkpoint
-from .encodings import Bytes, Encoding, Mismatch, Packed, all_companions, companions, encoding_of, read
+from .encodings import Mismatch, Packed, all_companions, encoding_of
 from .format import Norms
 from .importers import Importer, Rows, importer_for
+from .norms import norms_of
 from .overrides import contradiction
+from .source import Source
 
 VISION = ("model.visual.", "visual.", "vision_tower.", "model.vision_tower.")
 MTP = "mtp."
 LISTED = 20
-
-
-@dataclass(frozen=True)
-class Source:
-    """The rows of source tensors that make one model tensor, in order, all of one encoding."""
-
-    tensor: Tensor
-    rows: tuple[Rows, ...]
-    encoding: Encoding
-    ends: tuple[int, ...]
-
-    def names(self) -> set[str]:
-        """The source tensors that are read."""
-        return {part for rows in self.rows for part in companions(rows.name, self.encoding)}
-
-    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> list[Bytes]:
-        """Rows [start, stop) of the model tensor, leading dimensions flattened: one byte array per part."""
-        pieces = []
-        index = bisect_right(self.ends, start)
-        while start < stop:
-            rows, end = self.rows[index], self.ends[index]
-            first = rows.stop - (end - start)
-            last = min(rows.stop, first + stop - start)
-            pieces.append(read(checkpoint, rows.name, self.encoding, self.tensor.shape[-1], first, last))
-            start, index = start + last - first, index + 1
-        return pieces[0] if len(pieces) == 1 else [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -97,7 +70,16 @@ def _resolve(checkpoint: Checkpoint, importer: Importer, tensor: Tensor, prefix:
         partial = [m for m in moves if any(prefix + rows.name in checkpoint.tensors for rows in m)] or moves
         missing = [prefix + rows.name for rows in partial[0] if prefix + rows.name not in checkpoint.tensors]
         raise Mismatch(f"{tensor.name} needs {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
-    rows = tuple(Rows(prefix + r.name, r.shape, r.start, r.stop) for r in present[0])
+    failures = []
+    for move in present:
+        try:
+            return _source(checkpoint, tensor, tuple(Rows(prefix + r.name, r.shape, r.start, r.stop) for r in move))
+        except Mismatch as reason:
+            failures.append(reason)
+    raise failures[0]
+
+
+def _source(checkpoint: Checkpoint, tensor: Tensor, rows: tuple[Rows, ...]) -> Source:
     encodings = {name: encoding_of(checkpoint, name, shape) for name, shape in {r.name: r.shape for r in rows}.items()}
     if len(set(encodings.values())) > 1:
         raise Mismatch(f"{tensor.name} is made of tensors in different precisions, from {rows[0].name} on")
@@ -113,8 +95,11 @@ def _resolve(checkpoint: Checkpoint, importer: Importer, tensor: Tensor, prefix:
     return Source(tensor, rows, encoding, tuple(accumulate(r.stop - r.start for r in rows)))
 
 
-def match(checkpoint: Checkpoint) -> Sources:
-    """Find every tensor of the model in the checkpoint. Raises one CheckpointError that lists all that is wrong."""
+def match(checkpoint: Checkpoint, norms: Norms | None = None) -> Sources:
+    """Find every tensor of the model in the checkpoint. Raises one CheckpointError that lists all that is wrong.
+
+    norms: what the norms hold, where the caller knows; else it is told from their values.
+    """
     importer = importer_for(checkpoint)
     prefixes = _prefixes(checkpoint, importer)
     wanted = trunk_tensors(checkpoint.spec) + (mtp_tensors(checkpoint.spec) if prefixes.mtp else [])
@@ -136,4 +121,4 @@ def match(checkpoint: Checkpoint) -> Sources:
             f"; and {len(problems) - LISTED} more" if len(problems) > LISTED else ""
         )
         raise CheckpointError(f"{checkpoint.path} does not hold the model of its config.json: {listed}.")
-    return Sources(importer.name, importer.norms, prefixes.mtp is not None, found)
+    return Sources(importer.name, norms or norms_of(checkpoint, found), prefixes.mtp is not None, found)

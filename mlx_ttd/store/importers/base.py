@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ...spec import ModelSpec, Tensor
 from ..checkpoint import Checkpoint
-from ..format import Norms
 
 Shape = tuple[int, ...]
 
@@ -59,13 +58,12 @@ class Importer:
     """One kind of checkpoint.
 
     `recognises` looks at names and config. `paths` maps a role to the source name below the layer's prefix. `moves`
-    maps a role to other ways of finding it, tried first and in order; the first whose source tensors all exist wins.
-    `norms` tells whether norm weights are stored as w or as 1 + w.
+    maps a role to other ways of finding it, tried first and in order; the first whose source tensors exist and fit
+    wins.
     """
 
     name: str
     recognises: Callable[[Checkpoint], bool]
-    norms: Norms
     paths: Mapping[str, str]
     moves: Mapping[str, Alternatives]
 

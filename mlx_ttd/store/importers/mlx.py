@@ -1,25 +1,10 @@
-"""Checkpoints written by mlx-lm, quantised or not: stacked experts, conv [C, kernel, 1], norms 1 + w."""
+"""Checkpoints as mlx-lm writes them, quantised or not. Each layout is read from either kind; the name is a record."""
 
 from __future__ import annotations
 
-from ...spec import ModelSpec, Tensor
 from ..checkpoint import Checkpoint
-from .base import Importer, Move, concat, cut, reshape, take
-from .names import CONV, INTERLEAVED, PATHS
-
-
-def _gate_up(spec: ModelSpec, _: Tensor) -> list[Move]:
-    shape, rows = (spec.experts, spec.inter, spec.hidden), spec.inter
-    stacked = [f"mlp.switch_mlp.{part}_proj.weight" for part in ("gate", "up")]
-    return [concat(*(cut(name, shape, e * rows, (e + 1) * rows) for e in range(spec.experts) for name in stacked))]
-
-
-def _down(_: ModelSpec, tensor: Tensor) -> list[Move]:
-    return [take("mlp.switch_mlp.down_proj.weight", tensor.shape)]
-
-
-def _conv(_: ModelSpec, tensor: Tensor) -> list[Move]:
-    return [reshape(CONV, (*tensor.shape, 1), tensor.shape)]
+from .base import Importer
+from .names import CONV, MOVES, PATHS
 
 
 def _recognises(checkpoint: Checkpoint) -> bool:
@@ -29,6 +14,4 @@ def _recognises(checkpoint: Checkpoint) -> bool:
     )
 
 
-MLX = Importer(
-    "mlx", _recognises, "1+w", PATHS, {**INTERLEAVED, "gdn.conv": _conv, "moe.gate_up": _gate_up, "moe.down": _down}
-)
+MLX = Importer("mlx", _recognises, PATHS, MOVES)

@@ -1,9 +1,10 @@
-"""Source names that the Qwen3.5 and Qwen3-Next checkpoint kinds share, and the moves for their fused tensors."""
+"""Source names that Qwen3.5 and Qwen3-Next checkpoints share, and the moves for tensors of more than one layout."""
 
 from __future__ import annotations
 
 from ...spec import ModelSpec, Tensor
-from .base import Move, concat, cut
+from .base import Move, concat, cut, reshape
+from .experts import down, gate_up
 
 PATHS = {
     "embedding": "embed_tokens.weight",
@@ -81,4 +82,18 @@ def _in_a(spec: ModelSpec, _: Tensor) -> list[Move]:
     return _ba(spec, 1)
 
 
-INTERLEAVED = {"gdn.in_qkv": _in_qkv, "gdn.in_z": _in_z, "gdn.in_b": _in_b, "gdn.in_a": _in_a}
+def _conv(_: ModelSpec, tensor: Tensor) -> list[Move]:
+    """torch's [C, 1, kernel], or MLX's [C, kernel, 1]."""
+    channels, kernel = tensor.shape
+    return [reshape(CONV, shape, tensor.shape) for shape in ((channels, 1, kernel), (channels, kernel, 1))]
+
+
+MOVES = {
+    "gdn.in_qkv": _in_qkv,
+    "gdn.in_z": _in_z,
+    "gdn.in_b": _in_b,
+    "gdn.in_a": _in_a,
+    "gdn.conv": _conv,
+    "moe.gate_up": gate_up,
+    "moe.down": down,
+}

@@ -276,7 +276,10 @@ def convert(
         str, typer.Argument(metavar="CHECKPOINT", help="A folder with config.json and *.safetensors, or a hub id.")
     ],
     destination: Annotated[Path, typer.Argument(metavar="STORE", help="The directory to make, such as model.ttd.")],
-    policy: Annotated[str, typer.Option(help="How each role is quantised: a policy's name, or a JSON file.")] = "int4",
+    policy: Annotated[
+        str | None,
+        typer.Option(help="How each role is quantised: a policy's name, or a JSON file.", show_default="int4"),
+    ] = None,
     head_bits: Annotated[int | None, typer.Option(help="Bits of the head: 16 (as stored), 8 or 4.")] = None,
     embed_bits: Annotated[int | None, typer.Option(help="Bits of the embedding: 16 (as stored), 8 or 4.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,

@@ -238,9 +238,17 @@ def test_an_expert_count_that_disagrees_is_named(tmp_path: Path, experts: str) -
 def test_rows_that_groups_do_not_divide(tmp_path: Path) -> None:
     config = TEXT | {"moe_intermediate_size": 48}
     with pytest.raises(
-        CheckpointError, match=r"layers\.0\.moe\.down: rows of 48 values do not divide into groups of 64"
+        CheckpointError,
+        match=r"layers\.0\.moe\.down: rows of 48 values do not divide into groups of 64; no group of 32, 64, 128 d",
     ):
         convert(tiny(tmp_path / "src", config), tmp_path / "dst")
+
+
+def test_the_groups_that_can_be_had_are_named(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "src", TEXT | {"moe_intermediate_size": 96})
+    with pytest.raises(CheckpointError, match=r"int4 can be had in groups of 32, as by policy 'int4-g32'"):
+        convert(source, tmp_path / "dst")
+    assert open_store(convert(source, tmp_path / "dst", policy="int4-g32")).layouts[0].down.group == 32
 
 
 def test_destination_that_exists(tmp_path: Path) -> None:

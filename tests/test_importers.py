@@ -160,7 +160,7 @@ def test_every_backend_multiplies_by_f32_scales(tmp_path: Path, config: dict[str
     tensors = mlx_tensors(spec, values(spec, dtype="F32"), as_mlx_lm(ALL, {}))
     store = convert(write(tmp_path / "src", config | {"quantization": ALL}, tensors), tmp_path / "dst")
     logits = []
-    for backend in ("auto", "reference"):
+    for backend in ("reference", "auto"):
         with mlx_ttd.load(store, "300MB", kv_bits=32, backend=backend) as llm:
             logits.append(np.array(llm.model(mx.array([[1, 2, 3, 4, 5]])))[0])
     np.testing.assert_allclose(*logits, atol=1e-4)
@@ -200,6 +200,62 @@ def test_what_is_quantised_stays_unless_asked(tmp_path: Path) -> None:
     assert mx.array_equal(read_tensor(store.resident["head"]), again[0])
     assert mx.array_equal(read_tensor(store.resident["head.scales"]), again[1].astype(mx.bfloat16))
     assert store.embedding["embedding"].dtype == "BF16"
+
+
+def left_plain(path: Path, *left: str) -> Path:
+    """An MLX checkpoint that leaves some modules in bf16."""
+    spec, choose = model_spec(MOE), as_mlx_lm(ALL, router_overrides())
+    tensors = mlx_tensors(spec, values(spec), lambda module: None if module.endswith(left) else choose(module))
+    said = ALL | {"language_model.model." + k: v for k, v in router_overrides().items()}
+    return write(path, MOE | {"quantization": said}, tensors)
+
+
+def test_what_a_quantised_checkpoint_left_plain_stays_so_unless_asked(tmp_path: Path) -> None:
+    source = left_plain(tmp_path / "src", "self_attn.q_proj", "lm_head", "linear_attn.out_proj")
+    kept = open_store(convert(source, tmp_path / "kept"))
+    for name in ("layers.3.attn.q", "head", "layers.0.gdn.out"):
+        assert kept.quantisation(name) is None
+        np.testing.assert_array_equal(bits(read_tensor(kept.resident[name])), values(kept.spec)[name][1])
+    assert kept.quantisation("layers.3.attn.k") == Quantisation(4, 64)
+    headed = open_store(convert(source, tmp_path / "headed", head_bits=8))
+    assert (headed.quantisation("head"), headed.quantisation("layers.3.attn.q")) == (Quantisation(8, 64), None)
+    asked = open_store(convert(source, tmp_path / "asked", policy="int4"))
+    assert (asked.quantisation("head"), asked.quantisation("layers.3.attn.q")) == (None, Quantisation(4, 64))
+
+
+def test_experts_that_a_quantised_checkpoint_left_plain_wait_for_a_policy(tmp_path: Path) -> None:
+    source = left_plain(tmp_path / "src", "layers.2.mlp.switch_mlp.down_proj")
+    with pytest.raises(CheckpointError, match=r"layers\.2\.moe\.down: it is plain where .* name a policy"):
+        convert(source, tmp_path / "dst")
+    wanted = packed(values(model_spec(MOE))["layers.2.moe.down"], 8, 64)
+    store = open_store(convert(source, tmp_path / "dst", policy="int8"))
+    for found, (_, array) in zip(record_parts(store, 2, 5)[3:], wanted, strict=True):
+        np.testing.assert_array_equal(found, array[5])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"quantization": ALL | {"model.layers.0.mlp.gate": ROUTER, "layers.0.mlp.gate": ALL}},
+            "says both .* of layers",
+        ),
+        (
+            {"quantization": ALL | {"lm_head": False, "language_model.lm_head": ROUTER}},
+            "says both False and .* of lm_head",
+        ),
+        ({"quantization": ALL, "quantization_config": ALL | {"bits": 8}}, "contradict each other"),
+        ({"quantization": ALL, "quantization_config": ALL | {"lm_head": ROUTER}}, "contradict each other"),
+        ({"quantization": ALL | {"lm_head": ROUTER}}, "lm_head is not packed where config.json says that it is"),
+        ({"quantization_config": ALL | {"bits": 8}}, "4 bits in groups of 64 .* where config.json says 8"),
+    ],
+)
+def test_overrides_that_contradict_each_other_or_tensors(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    spec = model_spec(MOE)
+    choose = as_mlx_lm(ALL, {})
+    tensors = mlx_tensors(spec, values(spec), lambda module: None if module.endswith("lm_head") else choose(module))
+    with pytest.raises(CheckpointError, match=words):
+        convert(write(tmp_path / "src", MOE | fields, tensors), tmp_path / "dst")
 
 
 def test_qwen3_next_rows_are_untangled(tmp_path: Path) -> None:

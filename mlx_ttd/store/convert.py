@@ -123,7 +123,7 @@ def _open(src: str | os.PathLike[str], revision: str | None, journal: Journal, m
 def convert(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
-    policy: str | Path = "int4",
+    policy: str | Path | None = None,
     head_bits: int | None = None,
     embed_bits: int | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -132,10 +132,11 @@ def convert(
 ) -> Path:
     """Convert the checkpoint `src`, a directory or a hub id at `revision`, to the store directory `dst`.
 
-    What is already quantised keeps its bits; the rest follows `policy` (a bundled name or a JSON file), `head_bits`
-    and `embed_bits` (16, 8 or 4). norms: what the norms hold, "w" or "1+w", where their values leave it open. Work
-    goes on in '<dst>.partial'; the same call after an interruption resumes there and gives the same bytes. Raises
-    CheckpointError, ConversionError, OptionError, ConfigError.
+    What is already quantised keeps its bits; the rest follows `policy` (a bundled name or a JSON file; None is "int4",
+    and leaves plain what a quantised checkpoint left so), `head_bits` and `embed_bits` (16, 8 or 4). norms: what the
+    norms hold, "w" or "1+w", where their values leave it open. Work goes on in '<dst>.partial'; the same call after an
+    interruption resumes there and gives the same bytes. Raises CheckpointError, ConversionError, OptionError,
+    ConfigError.
     """
     if norms not in (None, "w", "1+w"):
         raise OptionError(f"norms is {norms!r}; give 'w' or '1+w', or leave it out.")

@@ -18,15 +18,41 @@ def canonical(path: str) -> str:
 
 
 def declared(config: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
-    """The default quantisation of a config and its overrides by canonical module path. Raises CheckpointError."""
-    fields = config.get("quantization")
-    if fields is None:
-        return None, {}
+    """The default quantisation of a config and its overrides by canonical module path. Raises CheckpointError.
+
+    mlx-lm writes it twice, as quantization and, for others to see, as quantization_config: they must say the same.
+    """
+    both = [_declared(config, name) for name in ("quantization", "quantization_config")]
+    said = [found for found in both if found is not None]
+    if len(said) == 2 and said[0] != said[1]:
+        raise CheckpointError(
+            "config.json: quantization and quantization_config contradict each other; leave the one that is right."
+        )
+    return said[0] if said else (None, {})
+
+
+def _declared(config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], dict[str, Any]] | None:
+    fields = config.get(name)
+    if fields is None or (isinstance(fields, dict) and "quant_method" in fields):
+        return None
     if not isinstance(fields, dict) or type(fields.get("bits")) is not int or type(fields.get("group_size")) is not int:
         raise CheckpointError(
-            "config.json: quantization needs integer bits and group_size, and one object per overridden module."
+            f"config.json: {name} needs integer bits and group_size, and one object per overridden module."
         )
-    return fields, {canonical(path): value for path, value in fields.items() if isinstance(value, dict | bool)}
+    overrides: dict[str, Any] = {}
+    for path, value in fields.items():
+        if isinstance(value, dict | bool) and overrides.setdefault(canonical(path), value) != value:
+            raise CheckpointError(
+                f"config.json: {name} says both {overrides[canonical(path)]} and {value} of {canonical(path)}; "
+                "leave the one that is right."
+            )
+    return {key: value for key, value in fields.items() if not isinstance(value, dict | bool)}, overrides
+
+
+def unpacked(config: Mapping[str, Any], module: str) -> str | None:
+    """How the config contradicts a module that the checkpoint holds unpacked, or None."""
+    said = declared(config)[1].get(canonical(module))
+    return f"{module} is not packed where config.json says that it is" if isinstance(said, dict) else None
 
 
 def contradiction(config: Mapping[str, Any], module: str, found: Quantisation) -> str | None:

@@ -9,12 +9,14 @@ from ..errors import CheckpointError
 from ..spec import Quantisation, RecordLayout, mtp_tensors, record_layout, trunk_tensors
 from .checkpoint import Checkpoint
 from .encodings import Packed
-from .format import MTP_EXPERTS, RECORDS, RECORDS_START, check_quantisation, parts, store_files, tensors_of
+from .format import GROUPS, MTP_EXPERTS, RECORDS, RECORDS_START, check_quantisation, parts, store_files, tensors_of
 from .policy import Policy, policy_role
 from .quantise import stored_dtype
 from .safetensors_file import Header, make_header
 from .source import Source
 from .sources import LISTED, Sources
+
+PLAIN_EXPERTS = "it is plain where others are packed, and a store keeps experts packed; name a policy to pack it by"
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,21 @@ class Plan:
         return {t.source.tensor.name: t.target for t in dense if t.target is not None}
 
 
-def _target(source: Source, policy: Policy) -> tuple[Quantisation | None, str | None]:
-    """The form of a tensor in the store, and why it cannot have it, if it cannot."""
+def _forms(cols: int, bits: int) -> str:
+    """What rows of `cols` values can be packed by instead."""
+    groups = [group for group in GROUPS if cols % group == 0]
+    if not groups:
+        return f"no group of {', '.join(map(str, GROUPS))} divides them; a policy may keep all but experts 'stored'"
+    return f"int{bits} can be had in groups of {' or '.join(map(str, groups))}" + (
+        ", as by policy 'int4-g32'" if bits == 4 and groups[0] == 32 else ""
+    )
+
+
+def _target(source: Source, policy: Policy, quantised: bool) -> tuple[Quantisation | None, str | None]:
+    """The form of a tensor in the store, and why it cannot have it, if it cannot.
+
+    quantised: whether the checkpoint packs others; what it left plain then stays so unless a policy was asked for.
+    """
     tensor, encoding = source.tensor, source.encoding
     if tensor.kind not in ("matrix", "experts"):
         return None, None if policy.target(
@@ -64,16 +79,20 @@ def _target(source: Source, policy: Policy) -> tuple[Quantisation | None, str | 
     if isinstance(encoding, Packed) and policy_role(tensor) not in policy.forced:
         return encoding.quantisation, None
     target = policy.target(tensor)
+    if quantised and not policy.asked and policy_role(tensor) not in policy.forced:
+        return None, PLAIN_EXPERTS if tensor.kind == "experts" else None
     if target is None:
         return None, f"policy {policy.name!r} leaves {tensor.role} unpacked" if tensor.kind == "experts" else None
-    return target, check_quantisation(target, tensor.shape[-1])
+    reason = check_quantisation(target, cols := tensor.shape[-1])
+    return target, reason and f"{reason}; {_forms(cols, target.bits)}"
 
 
 def make_plan(checkpoint: Checkpoint, sources: Sources, policy: Policy, root: Path) -> Plan:
     """Lay out every file of the store under `root`. Raises CheckpointError listing what cannot be packed."""
     problems, targets = [], {}
+    quantised = any(isinstance(source.encoding, Packed) for source in sources.tensors.values())
     for name, source in sources.tensors.items():
-        targets[name], problem = _target(source, policy)
+        targets[name], problem = _target(source, policy, quantised)
         if problem:
             problems.append(f"{name}: {problem}")
     if problems:

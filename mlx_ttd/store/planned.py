@@ -30,7 +30,10 @@ def store_of_plan(checkpoint: Checkpoint, plan: Plan) -> Store:
 
 
 def planned_store(
-    source: str | os.PathLike[str], head_bits: int | None = None, embed_bits: int | None = None, policy: str = "int4"
+    source: str | os.PathLike[str],
+    head_bits: int | None = None,
+    embed_bits: int | None = None,
+    policy: str | None = None,
 ) -> Store:
     """What `convert` would make of a checkpoint directory or hub id. Of a hub id, headers and small files are fetched.
 

@@ -11,7 +11,7 @@ from ..errors import ConfigError, OptionError, known_names
 from ..spec import Quantisation, Tensor, read_json
 from .format import BITS, GROUPS
 
-STORED = "stored"
+STORED, DEFAULT = "stored", "int4"
 CHOICES = {16: None, **{bits: Quantisation(bits, 64) for bits in (8, 4)}}
 FOLDER = resources.files(__package__) / "policies"
 
@@ -20,12 +20,14 @@ FOLDER = resources.files(__package__) / "policies"
 class Policy:
     """`roles` maps a role to a Quantisation, or to None for 'as stored'. Only what is not yet quantised is affected.
 
-    `forced` holds the roles that an option set: they are repacked even when the source is quantised.
+    `forced` holds the roles that an option set: they are repacked even when the source is quantised. `asked`: somebody
+    named the policy, so that it holds too for what a quantised source left plain.
     """
 
     name: str
     roles: dict[str, Quantisation | None]
     forced: frozenset[str] = frozenset()
+    asked: bool = True
 
     def target(self, tensor: Tensor) -> Quantisation | None:
         """The precision of a tensor that is found unquantised. Raises OptionError for a role the policy lacks."""
@@ -83,12 +85,14 @@ def _override(policy: Policy, role: str, bits: int | None, option: str) -> Polic
 
 
 def load_policy(
-    policy: str | Path = "int4", head_bits: int | None = None, embed_bits: int | None = None, tied: bool = False
+    policy: str | Path | None = None, head_bits: int | None = None, embed_bits: int | None = None, tied: bool = False
 ) -> Policy:
-    """A bundled policy by name or a JSON file by path, with the two options applied. Raises OptionError.
+    """A bundled policy by name or a JSON file by path, "int4" for None, with the two options applied. OptionError.
 
     A tied model has one matrix for both, so there either option sets it and two different ones are refused.
     """
+    asked = policy is not None
+    policy = DEFAULT if policy is None else policy
     if str(policy) in policies():
         path = _bundled(str(policy))
     elif Path(policy).is_file():
@@ -102,7 +106,9 @@ def load_policy(
     if not isinstance(roles, dict) or not roles:
         raise OptionError(f"{path} has no 'roles' object that maps a role to its precision.")
     _check_roles(roles, path)
-    loaded = Policy(path.stem, {role: _target(value, f"{path}: role {role!r}") for role, value in roles.items()})
+    loaded = Policy(
+        path.stem, {role: _target(value, f"{path}: role {role!r}") for role, value in roles.items()}, asked=asked
+    )
     if tied:
         if head_bits is not None and embed_bits is not None and head_bits != embed_bits:
             raise OptionError(

@@ -9,11 +9,11 @@ from itertools import accumulate
 from ..errors import CheckpointError
 from ..spec import Tensor, mtp_tensors, trunk_tensors
 from .checkpoint import Checkpoint
-from .encodings import Mismatch, Packed, all_companions, encoding_of
+from .encodings import Mismatch, Packed, Plain, all_companions, encoding_of
 from .format import Norms
 from .importers import Importer, Rows, importer_for
 from .norms import norms_of
-from .overrides import contradiction
+from .overrides import contradiction, unpacked
 from .source import Source
 
 VISION = ("model.visual.", "visual.", "vision_tower.", "model.vision_tower.")
@@ -84,14 +84,14 @@ def _source(checkpoint: Checkpoint, tensor: Tensor, rows: tuple[Rows, ...]) -> S
     if len(set(encodings.values())) > 1:
         raise Mismatch(f"{tensor.name} is made of tensors in different precisions, from {rows[0].name} on")
     encoding = encodings[rows[0].name]
+    modules = [name.removesuffix(".weight") for name in encodings]
+    reasons = [unpacked(checkpoint.config, module) for module in modules] if isinstance(encoding, Plain) else []
     if isinstance(encoding, Packed):
         if tensor.kind not in ("matrix", "experts"):
             raise Mismatch(f"{rows[0].name} is packed where {tensor.role} is needed plain")
-        reasons = [
-            contradiction(checkpoint.config, n.removesuffix(".weight"), encoding.quantisation) for n in encodings
-        ]
-        if any(reasons):
-            raise Mismatch(next(filter(None, reasons)))
+        reasons = [contradiction(checkpoint.config, module, encoding.quantisation) for module in modules]
+    if any(reasons):
+        raise Mismatch(next(filter(None, reasons)))
     return Source(tensor, rows, encoding, tuple(accumulate(r.stop - r.start for r in rows)))
 
 

@@ -69,7 +69,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 f"/api/models/{REPO}/revision/{COMMIT}",
             ):
                 return self.answer(200, json.dumps(hub.info()).encode(), {"Content-Type": "application/json"})
-            name = path.rsplit("/", 1)[-1]
+            name = path.removeprefix(f"/{REPO}/resolve/{COMMIT}/")
             if not path.startswith(f"/{REPO}/resolve/{COMMIT}/") or name not in hub.files:
                 return self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
             data = hub.files[name]
@@ -158,6 +158,21 @@ def test_a_hub_id_gives_the_store_of_its_directory(hub: Hub, tmp_path: Path) -> 
     assert not (tmp_path / "hub.ttd.partial").exists()
     downloaded = sum(len(hub.files[name]) for name in shards)
     assert seen[-1].total == sum(e.bytes for e in store.manifest.files.values()) + downloaded
+
+
+def test_named_templates_are_fetched(hub: Hub, tmp_path: Path) -> None:
+    hub.files["additional_chat_templates/tool_use.jinja"] = b"tools"
+    hub.files["other/tool_use.jinja"] = b"not needed"
+    store = convert(REPO, tmp_path / "dst.ttd")
+    assert (store / "additional_chat_templates/tool_use.jinja").read_bytes() == b"tools"
+    assert not (store / "other").exists()
+
+
+def test_norms_are_told_before_any_shard_is_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx_ttd.store.norms._shown", lambda values: None)
+    with pytest.raises(CheckpointError, match="say norms="):
+        convert(REPO, tmp_path / "dst.ttd")
+    assert not [name for name in hub.whole if name.endswith(".safetensors")]
 
 
 def test_shards_do_not_pile_up(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,9 @@ class Checkpoint:
         drop_cached(fds[-1], offset, nbytes)
         return found
 
-    def peek(self, info: TensorInfo) -> np.ndarray:
-        """uint8 [nbytes] of a small tensor, without fetching more than it."""
-        return self.read(info, 0, info.nbytes)
+    def peek(self, info: TensorInfo, nbytes: int) -> np.ndarray:
+        """uint8 [nbytes], own memory, from the start of a tensor, without fetching more than that."""
+        return self.read(info, 0, nbytes).copy()
 
     def _descriptors(self, path: Path) -> tuple[int, int]:
         if path not in self._open:

@@ -10,12 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..errors import ConversionError, OptionError
+from ..spec import model_spec
 from .checkpoint import Checkpoint, open_checkpoint
 from .digest import sha256
 from .format import MANIFEST, VERBATIM_LIMIT, Norms, verbatim
 from .hub import is_hub_id, open_hub_checkpoint
 from .journal import Journal
 from .manifest import Copied, FileEntry, Manifest
+from .own_head import with_own_head
 from .pieces import pieces
 from .pipeline import array_workers, behind
 from .plan import Plan, PlannedFile, make_plan
@@ -78,6 +80,7 @@ def _manifest(checkpoint: Checkpoint, sources: Sources, plan: Plan, policy: str)
         mtp_layout=layouts[layers] if sources.mtp and checkpoint.spec.is_moe else None,
         files={},
         copied={},
+        tied=None if checkpoint.spec.tied == model_spec(checkpoint.config).tied else checkpoint.spec.tied,
     )
 
 
@@ -146,7 +149,8 @@ def convert(
     partial = target.with_name(target.name + ".partial")
     try:
         meter = Meter(progress)
-        with Journal(partial) as journal, _open(src, revision, journal, meter) as checkpoint:
+        with Journal(partial) as journal, _open(src, revision, journal, meter) as found:
+            checkpoint = with_own_head(found)
             chosen = load_policy(policy, head_bits, embed_bits, checkpoint.spec.tied)
             sources = match(checkpoint, norms)
             plan = make_plan(checkpoint, sources, chosen, journal.store)

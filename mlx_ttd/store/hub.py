@@ -175,14 +175,14 @@ class HubCheckpoint(Checkpoint):
             del self.kept[name]
         self.kept.update(header.tensors)
 
-    def peek(self, info: TensorInfo) -> np.ndarray:
-        """uint8 [nbytes] of a small tensor, by a range where its shard is not here."""
+    def peek(self, info: TensorInfo, nbytes: int) -> np.ndarray:
+        """uint8 [nbytes] from the start of a tensor, by a range where its shard is not here."""
         assert self.repo is not None
         if info.name in self.kept or info.path.is_file():
-            return self.read(info, 0, info.nbytes)
-        found = self.repo.read(self._name(info.path), info.offset, info.offset + info.nbytes)
-        if len(found) != info.nbytes:
-            raise CheckpointError(f"The hub gave {len(found):,} of {info.nbytes:,} bytes of {info.name}; try again.")
+            return super().peek(info, nbytes)
+        found = self.repo.read(self._name(info.path), info.offset, info.offset + nbytes)
+        if len(found) != nbytes:
+            raise CheckpointError(f"The hub gave {len(found):,} of {nbytes:,} bytes of {info.name}; try again.")
         return np.frombuffer(found, np.uint8)
 
     def download_bytes(self, names: set[str]) -> int:

@@ -36,7 +36,10 @@ class Copied:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a store holds. `quantisation` maps packed dense tensors by name; `layouts` has one entry per trunk layer."""
+    """What a store holds. `quantisation` maps packed dense tensors by name; `layouts` has one entry per trunk layer.
+
+    `tied` is False where the model has a head of its own though its config.json ties it, else None.
+    """
 
     source: dict[str, str | None]
     policy: str
@@ -47,6 +50,7 @@ class Manifest:
     mtp_layout: RecordLayout | None
     files: dict[str, FileEntry]
     copied: dict[str, Copied]
+    tied: bool | None = None
 
     def to_text(self) -> str:
         """The manifest as JSON; equal manifests give equal bytes."""
@@ -58,6 +62,7 @@ class Manifest:
             "source": self.source,
             "policy": self.policy,
             "norms": self.norms,
+            **({} if self.tied is None else {"tied": self.tied}),
             "quantisation": {name: asdict(q) for name, q in self.quantisation.items()},
             "layouts": {
                 "distinct": [layout.to_json() for layout in distinct],

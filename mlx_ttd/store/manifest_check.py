@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import StoreError
@@ -121,6 +122,7 @@ def _manifest(data: Mapping[str, Any], spec: ModelSpec) -> Manifest:
         "copied names a file that a store does not have, or no config.json",
     )
     _need(data.get("norms") in ("w", "1+w"), f"norms is {data.get('norms')!r}, neither 'w' nor '1+w'")
+    _need(data.get("tied") is None or data["tied"] is False, f"tied is {data.get('tied')!r}; false is all that it says")
     return Manifest(
         source=_object(data.get("source"), "source"),
         policy=str(data.get("policy")),
@@ -134,7 +136,13 @@ def _manifest(data: Mapping[str, Any], spec: ModelSpec) -> Manifest:
             name: Copied(_natural(_object(c, name).get("bytes"), name), _hex(c.get("sha256"), name))
             for name, c in copied.items()
         },
+        tied=data.get("tied"),
     )
+
+
+def stored_spec(data: Mapping[str, Any], spec: ModelSpec) -> ModelSpec:
+    """The model of a store whose config.json says `spec`: its head may be its own against that."""
+    return replace(spec, tied=False) if data.get("tied") is False else spec
 
 
 def parse_manifest(data: Mapping[str, Any], spec: ModelSpec, where: str) -> Manifest:

@@ -42,7 +42,8 @@ def _values(checkpoint: Checkpoint, sources: Iterable[Source]) -> list[np.ndarra
     for source in sources:
         encoding, (rows,) = source.encoding, source.rows
         assert isinstance(encoding, Plain)
-        found.append(numbers(checkpoint.peek(checkpoint.tensors[rows.name]), encoding.dtype))
+        info = checkpoint.tensors[rows.name]
+        found.append(numbers(checkpoint.peek(info, info.nbytes), encoding.dtype))
     return found
 
 

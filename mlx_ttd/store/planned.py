@@ -10,6 +10,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .format import EMBEDDING, RESIDENT, Norms
 from .hub import is_hub_id, open_hub_checkpoint
 from .manifest import Manifest
+from .own_head import with_own_head
 from .plan import Plan, make_plan
 from .policy import load_policy
 from .reader import Store
@@ -44,6 +45,7 @@ def planned_store(
             opened: Checkpoint = open_hub_checkpoint(str(source), None, Path(cache), lambda done: None)
         else:
             opened = open_checkpoint(source)
-        with opened as checkpoint:
+        with opened as found:
+            checkpoint = with_own_head(found, whole=False)
             chosen = load_policy(policy, head_bits, embed_bits, checkpoint.spec.tied)
             return store_of_plan(checkpoint, make_plan(checkpoint, match(checkpoint, NORMS), chosen, checkpoint.path))

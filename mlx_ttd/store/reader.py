@@ -32,7 +32,7 @@ from .format import (
     tensors_of,
 )
 from .manifest import FileEntry, Manifest
-from .manifest_check import check_version, parse_manifest
+from .manifest_check import check_version, parse_manifest, stored_spec
 from .safetensors_file import Header, TensorInfo, read_header
 
 MX_DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U32": mx.uint32, "U8": mx.uint8}
@@ -228,7 +228,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         raise StoreError(str(error)) from None
     check_version(data, str(root / MANIFEST))
     config = read_json(_inside(root, CONFIG))
-    spec = model_spec(config, str(root / CONFIG))
+    spec = stored_spec(data, model_spec(config, str(root / CONFIG)))
     manifest = parse_manifest(data, spec, str(root / MANIFEST))
     for layer, layout in enumerate(manifest.layouts):
         if layout is not None:

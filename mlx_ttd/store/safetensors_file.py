@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import StoreError, TTDError
 from ..spec import ALIGNMENT, align
 
-HEADER_LIMIT = 100_000_000
+HEADER_LIMIT, FORMAT = 100_000_000, "mlx"
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -125,7 +125,7 @@ def make_header(
     path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data_start: int | None = None
 ) -> Header:
     """Lay out a file of `tensors` (name -> dtype, shape); data starts at `data_start` or the next `ALIGNMENT`."""
-    fields: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    fields: dict[str, Any] = {"__metadata__": {"format": FORMAT}}
     offset = 0
     for name, (dtype, shape) in tensors.items():
         end = offset + tensor_bytes(dtype, shape)
@@ -140,4 +140,4 @@ def make_header(
         name: TensorInfo(name, dtype, shape, path, start + fields[name]["data_offsets"][0], tensor_bytes(dtype, shape))
         for name, (dtype, shape) in tensors.items()
     }
-    return Header(path, raw, infos, start + offset)
+    return Header(path, raw, infos, start + offset, FORMAT)

@@ -104,13 +104,14 @@ def match(checkpoint: Checkpoint, norms: Norms | None = None) -> Sources:
     prefixes = _prefixes(checkpoint, importer)
     wanted = trunk_tensors(checkpoint.spec) + (mtp_tensors(checkpoint.spec) if prefixes.mtp else [])
     problems, found = [], {}
-    claimed = {prefixes.head + importer.paths["head"]} if checkpoint.spec.tied else set()
+    claimed = set(all_companions(prefixes.head + importer.paths["head"])) if checkpoint.spec.tied else set()
     for tensor in wanted:
         try:
             source = found[tensor.name] = _resolve(checkpoint, importer, tensor, prefixes.of(tensor))
             claimed |= source.names()
         except Mismatch as reason:
-            problems.append(str(reason))
+            untied = tensor.name == "head" and ", since config.json does not tie the head to the embedding"
+            problems.append(f"{reason}{untied or ''}")
             moves, prefix = importer.alternatives(checkpoint.spec, tensor), prefixes.of(tensor)
             parts = (part for move in moves for rows in move for part in all_companions(prefix + rows.name))
             claimed |= {part for part in parts if part in checkpoint.tensors}

@@ -107,6 +107,18 @@ def test_the_tie_of_text_config_wins_over_the_one_outside(tmp_path: Path, inside
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == model_spec(config).tied == inside
 
 
+def test_a_head_beside_a_tied_flag(tmp_path: Path) -> None:
+    """transformers too takes the head that the files hold."""
+    spec = model_spec(DENSE)
+    source = write(tmp_path / "src", TIED, hf_tensors(spec, values(spec)))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    assert_close(
+        logits(mlx_ttd.convert(source, tmp_path / "dst", policy="int8")),
+        oracle.oracle_logits(oracle.with_weights(theirs, oracle.store_weights(open_store(tmp_path / "dst"))), TOKENS),
+    )
+    assert not torch.equal(theirs.lm_head.weight, theirs.model.embed_tokens.weight)
+
+
 def random_model(kind: dict[str, Any]) -> Any:
     family = "Qwen3_5Moe" if kind is MOE else "Qwen3_5"
     fields = {k: v for k, v in kind["text_config"].items() if k != "model_type"}

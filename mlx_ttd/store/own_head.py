@@ -33,7 +33,8 @@ def _alike(checkpoint: Checkpoint, a: TensorInfo | None, b: TensorInfo | None, w
         return a is b
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
-    if not np.array_equal(*(checkpoint.peek(info, min(LOOK_BYTES, info.nbytes)) for info in (a, b))):
+    look = min(LOOK_BYTES, a.nbytes)
+    if not np.array_equal(checkpoint.peek(a, look), checkpoint.peek(b, look)):
         return False
     # Copied, since the next read may take the same room.
     return not whole or all(

@@ -58,7 +58,7 @@ class Tight(Budget):
     def __init__(self, store: str, memory: str, governed: bool, options: dict[str, Any]):
         super().__init__(store, memory, "cpu", options)
         if not governed:
-            self.llm.governor.check = lambda: None  # type: ignore[method-assign]
+            self.llm._core.governor.check = lambda: None  # type: ignore[method-assign]
             if self.llm.provider is not None:
                 self.llm.provider.before_call = None
 

@@ -13,12 +13,12 @@ import mlx.core as mx
 from . import kernels
 from .allocation import divide_budget
 from .errors import BudgetError, OptionError
-from .llm import LLM
 from .observe import Recorder, Trace, make_trace_folder, probing
 from .open_models import close_open, note_open
 from .options import make_options
 from .progress_line import interactive
 from .prompts import Prompt
+from .session.llm import LLM
 from .stats import Stats
 from .store import VerifyReport, convert, open_store
 from .store import info as store_info

@@ -14,8 +14,8 @@ import mlx.core as mx
 from . import kernels
 from .api import demo_path, info, load
 from .kernels import Weight
-from .llm import LLM
 from .machine import Machine
+from .session.llm import LLM
 from .store import Store
 from .streaming import disk_rates, machine_memory
 

@@ -98,10 +98,8 @@ class Record:
         self.seconds: list[float] = []
         self.misses: list[int] = []
 
-    def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
+    def add(self, step: Step, chunk: Chunk, prompt_tokens: int, cached_tokens: int) -> None:
         self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
-
-    def add(self, step: Step, chunk: Chunk) -> None:
         self.last = time.perf_counter()
         if not self.tokens:
             self.first = self.last

@@ -1,5 +1,6 @@
 """Seeing inside a run: counters, phases, traces and their differences."""
 
+from .cancellation import Cancelled, cancel_point, check_at_cancel_points
 from .counters import Counters
 from .diff import Difference, first_difference, incomparable
 from .machine import MachineState, machine_state
@@ -9,12 +10,15 @@ from .trace import Recorder, Trace, load_trace, make_trace_folder
 
 __all__ = [
     "MODEL",
+    "Cancelled",
     "Counters",
     "Difference",
     "MachineState",
     "Profile",
     "Recorder",
     "Trace",
+    "cancel_point",
+    "check_at_cancel_points",
     "first_difference",
     "incomparable",
     "load_trace",

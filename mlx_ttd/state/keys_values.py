@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 from ..errors import ContextError
@@ -66,6 +68,13 @@ class KVState:
         for room, rows in zip(self.state, arrays, strict=True):
             room[:, :offset] = rows
         self.offset = offset
+
+    def moment(self) -> tuple[Any, ...]:
+        """Where it is: `go_to` comes back to it as long as no other sequence was written meanwhile."""
+        return (self.offset,)
+
+    def go_to(self, moment: tuple[Any, ...]) -> None:
+        (self.offset,) = moment
 
     def mark(self, at: int) -> None:
         self.mark_at = at

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 from ..spec import FULL, ModelSpec
@@ -27,9 +29,17 @@ class RecurrentState:
         if self.offset == self.mark_at:
             self._marked = conv, recurrent
 
+    def moment(self) -> tuple[Any, ...]:
+        """Where it is, for `go_to`; holding it keeps a second state."""
+        return self.offset, self.conv, self.recurrent
+
+    def go_to(self, moment: tuple[Any, ...]) -> None:
+        self.offset, self.conv, self.recurrent = moment
+
     def mark(self, at: int) -> None:
-        """Choose a position to come, in place of the one so far; NOWHERE keeps nothing."""
-        self.mark_at, self._marked = at, None
+        """Choose this position or one to come, in place of the one so far; NOWHERE keeps nothing."""
+        self.mark_at = at
+        self._marked = (self.conv, self.recurrent) if at == self.offset else None
 
     @property
     def passed_mark(self) -> bool:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..errors import ConversionError, OptionError
+from ..kernels import require_unforked
 from .checkpoint import Checkpoint, open_checkpoint
 from .digest import sha256
 from .format import MANIFEST, VERBATIM, VERBATIM_LIMIT
@@ -135,6 +136,7 @@ def convert(
     and `embed_bits` (16, 8 or 4). Work goes on in '<dst>.partial'; the same call after an interruption resumes there
     and gives the same bytes. Raises CheckpointError, ConversionError, OptionError, ConfigError.
     """
+    require_unforked()
     target = Path(dst)
     if os.path.lexists(target):
         raise ConversionError(f"{target} exists already; give another name or remove it.")

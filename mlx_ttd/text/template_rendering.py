@@ -119,10 +119,11 @@ def carry_out(rendering: Rendering, among: Processes) -> None:
 
 
 def ask_a_worker(rendering: Rendering, among: Processes) -> tuple[bool, str]:
-    limits, worker = rendering.limits, ready_worker(rendering, among)
+    limits = rendering.limits
     late = f"The chat template ran for more than {limits.seconds:g} s; pass another template."
     most = KEPT_BYTES + limits.memory + COPIES * len(rendering.request)
     longest = 1 + max(SENTENCE_BYTES, 4 * limits.characters)
+    worker = ready_worker(rendering, among, most)
     try:
         found = worker.ask(rendering.request, longest, watch(rendering, worker, limits.seconds, late, most))
     except Ended:
@@ -140,7 +141,7 @@ def ask_a_worker(rendering: Rendering, among: Processes) -> tuple[bool, str]:
     return found[:1] == RENDERED, as_text(found[1:])
 
 
-def ready_worker(rendering: Rendering, among: Processes) -> Worker:
+def ready_worker(rendering: Rendering, among: Processes, most: int) -> Worker:
     """An idle process, or a new one."""
     with suppress(IndexError):
         while worker := among.idle.pop():
@@ -151,7 +152,7 @@ def ready_worker(rendering: Rendering, among: Processes) -> Worker:
     among.live.add(worker)
     late = f"The process that renders chat templates did not start within {START_SECONDS:g} s."
     try:
-        worker.be_ready(watch(rendering, worker, START_SECONDS, late, KEPT_BYTES))
+        worker.be_ready(watch(rendering, worker, START_SECONDS, late, most))
     except Ended:
         code = end(worker, among)
         raise TemplateError(

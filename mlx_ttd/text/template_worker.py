@@ -47,7 +47,7 @@ class Worker:
                 setsigmask=(),
                 setsigdef=(signal.SIGPIPE,),
             )
-        except (OSError, TypeError) as error:
+        except (OSError, TypeError, ValueError) as error:
             self.close()
             raise TemplateError(
                 f"Chat templates run in a process of their own, and none could be started: {error}; "

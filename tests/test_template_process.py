@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from worker_peaks import AT_REST, live, peaks
 
 from mlx_ttd.errors import TemplateError
 from mlx_ttd.text import Limits, render, template_rendering, template_worker
@@ -23,15 +22,10 @@ from mlx_ttd.text.process_memory import resident_bytes
 USER = [{"role": "user", "content": "Hi"}]
 ROOT = Path(__file__).parents[1]
 LIMITS = Limits(characters=2_000_000, seconds=0.5, memory=64 << 20)
-MEMORY_AT_REST = 40 << 20
 
 
 def rendered(template: str, messages=USER, **options) -> str:
     return render({"default": template}, messages, **options)
-
-
-def live() -> list[int]:
-    return [worker.pid for worker in template_rendering.processes.live]
 
 
 def runs(pid: int) -> bool:
@@ -48,31 +42,6 @@ def wait_until(is_so, seconds=10.0) -> bool:
     while not (found := is_so()) and time.monotonic() < end:
         time.sleep(0.01)
     return found
-
-
-@contextmanager
-def peak_of_workers():
-    """A list that ends with the most bytes that any process for templates held meanwhile, as far as seen."""
-    found, over = [0], threading.Event()
-
-    def peak(pid: int) -> int:
-        status = Path(f"/proc/{pid}/status")
-        try:
-            return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) * 1024
-        except (OSError, TypeError):
-            return resident_bytes(pid)
-
-    def look() -> None:
-        while not over.wait(0.002):
-            found.append(max(found[-1], *map(peak, live()), 0))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield found
-    finally:
-        over.set()
-        thread.join()
 
 
 NESTED = (
@@ -137,12 +106,12 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_template_outruns_its_time_or_memory(attack):
     rendered("warm")
-    with peak_of_workers() as peak:
+    with peaks() as found:
         begun = time.monotonic()
         with pytest.raises(TemplateError) as caught:
             rendered(ATTACKS[attack], limits=LIMITS)
         assert time.monotonic() - begun < LIMITS.seconds + 4
-    assert peak[-1] < MEMORY_AT_REST + LIMITS.memory
+    assert max(found) < AT_REST + LIMITS.memory
     assert 20 < len(str(caught.value)) < 500
     assert "\n" not in str(caught.value)
     assert rendered("{{ messages[0].content }}") == "Hi"
@@ -208,7 +177,7 @@ def test_the_same_process_renders_again_and_holds_nothing_of_mlx():
     for _ in range(20):
         rendered("x")
     assert worker in template_rendering.processes.idle
-    assert resident_bytes(worker.pid) < MEMORY_AT_REST
+    assert resident_bytes(worker.pid) < AT_REST
     if Path("/proc").exists():
         assert "mlx" not in Path(f"/proc/{worker.pid}/maps").read_text()
         descriptors = os.listdir(f"/proc/{worker.pid}/fd")

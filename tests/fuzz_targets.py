@@ -40,13 +40,16 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 @dataclass(frozen=True)
 class Target:
-    """A reader and where its untrusted file lies. `place` writes an input; `compiles`: it may compile Python code."""
+    """A reader and where its untrusted file lies. `place` writes an input.
+
+    limits: what the process where it renders a template is held to; the only one that a reader may start or end.
+    """
 
     make: mutations.Make
     seeds: Sequence[bytes]
     place: Callable[[bytes], Any]
     read: Callable[[], Any]
-    compiles: bool = False
+    limits: Limits | None = None
 
 
 def manifest(folder: Path) -> Target:
@@ -123,12 +126,14 @@ def tokenizer_config(folder: Path) -> Target:
         "extra_special_tokens": {"image_token": {"content": "<|im_start|>"}},
     }
 
+    limits = Limits(len(TEXT) * 100, 0.5, 32 << 20)
+
     def read() -> None:
         found = Tokenizer(folder)
         assert isinstance(found.eos_ids, frozenset)
-        render(found.templates, MESSAGES, variables=found.special_tokens, limits=Limits(len(TEXT) * 100, 0.1))
+        render(found.templates, MESSAGES, variables=found.special_tokens, limits=limits)
 
-    return Target(mutations.json_text, [json.dumps(seed).encode()], path.write_bytes, read, compiles=True)
+    return Target(mutations.json_text, [json.dumps(seed).encode()], path.write_bytes, read, limits)
 
 
 def generation_config(folder: Path) -> Target:
@@ -145,13 +150,13 @@ def generation_config(folder: Path) -> Target:
 def chat_template(folder: Path) -> Target:
     path = folder / "chat_template.jinja"
     seeds = [TEMPLATE.read_bytes(), (mlx_ttd.demo_path() / path.name).read_bytes()]
-    limits = Limits(100_000, 0.5)
+    limits = Limits(100_000, 0.5, 32 << 20)
     return Target(
         mutations.template,
         seeds,
         path.write_bytes,
         lambda: render(read_templates(folder, {}), MESSAGES, tools=TOOLS, limits=limits),
-        compiles=True,
+        limits,
     )
 
 

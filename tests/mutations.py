@@ -15,7 +15,24 @@ VALUES: tuple[Any, ...] = (
     *([], {}, [[]], [None], [0, 0], [{}], {"a": 1}, {"": []}, {"__class__": "os.system"}, ["x"] * 300, DEEP),
 )
 DTYPES = ("F32", "BF16", "F16", "U8", "I32", "F64", "I64", "U32", "BOOL", "F8_E4M3", "F4", "C64", "", 3, None)
+NESTED = (
+    "{% set n = namespace(a=[1], b=[1], c=(1,)) %}{% for i in range(50) %}"
+    "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% set n.c = (n.c, n.c) %}{% endfor %}"
+)
 SNIPPETS = (
+    NESTED + "{{ n.a == n.b }}",
+    NESTED + "{{ n.a in [n.b] }}",
+    NESTED + "{{ [n.a, n.b]|sort }}",
+    NESTED + "{{ {n.c: 1} }}",
+    NESTED + "{{ [n.c]|unique|list }}",
+    NESTED + "{{ n.a|string|length }}",
+    "{% set x = ([[1] * 90000] * 90000)|sum(start=[]) %}",
+    "{% set x = ('<!---->' * 900000)|striptags %}",
+    "{% set x = ('a-' * 900000)|wordwrap(1) %}",
+    "{{ ('http://a.b/(' * 9000)|urlize|length }}",
+    "{{ 'a'|center(10**9) }}",
+    "{% set x = range(9)|batch(10**9, 0)|list %}",
+    "{% for a in [[1]] recursive %}{{ loop([a]) }}{% endfor %}",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "{{ cycler.__init__.__globals__ }}",
     "{{ messages.__reduce__() }}",
@@ -25,7 +42,7 @@ SNIPPETS = (
     "{% for a in range(100000) %}{{ messages }}{% endfor %}",
     "{{ 'a' * 10**10 }}",
     "{{ [0] * 10**9 }}",
-    "{{ 9**9**9 }}",
+    "{{ 9**(9**9) }}",
     "{{ range(10**12)|list }}",
     "{{ '%999999999d' % 1 }}",
     "{{ '{:999999999}'.format(1) }}",

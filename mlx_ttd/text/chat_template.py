@@ -10,8 +10,10 @@ from typing import Any
 
 from ..errors import TemplateError
 from .limits import DEFAULT_LIMITS, Limits
+from .template_rendering import run_template
 
 TEMPLATE_BYTES = 1 << 20
+DEPTH = 200
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 DEFAULT = "default"
 
@@ -67,21 +69,29 @@ def choose_template(templates: Mapping[str, str], name: str | None, has_tools: b
     raise TemplateError("The model has no chat template; pass the prompt as a string, or pass template=.")
 
 
-def plain(value: Any, where: str) -> Any:
+def plain(value: Any, where: str, depth: int = 0) -> Any:
     """A copy of `value` made of JSON types only, since a template may call the methods of any other."""
+    if depth > DEPTH:
+        raise TemplateError(f"{where} is nested more than {DEPTH} deep; a chat template takes less.")
+    if isinstance(value, Mapping):
+        return {plain_scalar(key, where): plain(item, where, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, where, depth + 1) for item in value]
+    if isinstance(value, str | int | float | None):
+        return plain_scalar(value, where)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name), where, depth + 1) for field in fields(value)}
+    if callable(dump := getattr(value, "model_dump", None)):
+        return plain(dump(), where, depth + 1)
+    return plain_scalar(value, where)
+
+
+def plain_scalar(value: Any, where: str) -> Any:
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)
-    if isinstance(value, Mapping):
-        return {plain(key, where): plain(item, where) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item, where) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name), where) for field in fields(value)}
-    if callable(dump := getattr(value, "model_dump", None)):
-        return plain(dump(), where)
     raise TemplateError(
         f"{where} holds a {type(value).__name__}; a chat template takes text, numbers, lists and dicts."
     )
@@ -137,8 +147,6 @@ def render(
         "messages": normalise_messages(messages),
         "tools": plain(tools, "tools"),
         "documents": plain(documents, "documents"),
-        "add_generation_prompt": add_generation_prompt,
+        "add_generation_prompt": plain(add_generation_prompt, "add_generation_prompt"),
     }
-    from .sandbox import run_template
-
     return run_template(text, values, limits)

@@ -21,7 +21,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Path:
     """A checkpoint in a Hub cache, its links made by the hub's own client."""
-    source = tiny(tmp_path / "source", extra={"tokenizer.json": "{}"})
+    source = tiny(tmp_path / "source")
+    (source / "tokenizer.json").write_text("{}")
     repo = tmp_path / "cache" / repo_folder_name(repo_id="some-lab/tiny", repo_type="model")
     folder = repo / "snapshots" / COMMIT
     folder.mkdir(parents=True)

@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 from ..spec import ModelSpec, model_spec, read_json
 from .checkpoint_files import plain_file
 from .file_ranges import PAGE, direct, drop_cached, opened, pass_by_cache, read_around, read_into
-from .format import CONFIG
+from .format import CONFIG, VERBATIM
 from .rooms import Rooms
 from .safetensors_file import Header, TensorInfo, read_header
 
@@ -141,7 +141,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(
             f"{root} is not a directory; give one that holds config.json and *.safetensors, or a hub id."
         )
-    plain_file(root, CONFIG)
+    for name in VERBATIM:
+        plain_file(root, name)
     config = read_json(root / CONFIG)
     spec = model_spec(config, str(root / CONFIG))
     headers = [read_header(file, CheckpointError) for file in _shards(root)]

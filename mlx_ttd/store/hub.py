@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 
@@ -154,7 +155,7 @@ def open_hub_checkpoint(
     `report` is told of bytes as they arrive. Small files are downloaded into a folder of that commit in `cache`;
     shards follow when they are read. Raises CheckpointError, ConfigError.
     """
-    patience = patience or Patience()
+    patience = replace(patience or Patience(), stopped=Event())
     commit, files = list_files(Remote(name, revision, replace(patience, tries=min(FIRST_TRIES, patience.tries))))
     folder = cache / commit
     repo = Repo(Remote(name, commit, patience), files, folder, report)

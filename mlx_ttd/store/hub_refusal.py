@@ -31,7 +31,7 @@ def refusal(answer: Answer, repo: str, what: str, revision: str | None, endpoint
     """The error that an answer without the bytes of `what` stands for; Passing where another try may help."""
     status, page = answer.status, f"{endpoint}/{repo}"
     code, said = answer.headers.get("x-error-code", ""), printable(answer.headers.get("x-error-message", ""))
-    if status in BUSY or status >= 500:
+    if status in BUSY or 500 <= status < 600:
         return Passing(f"HTTP {status}", _asked_wait(answer.headers))
     if code == "GatedRepo" and status in (401, 403):
         return CheckpointError(

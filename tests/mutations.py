@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 DEEP = "a deep list"
@@ -196,7 +197,8 @@ def answers(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
         elif action == 3 and headers:
             del headers[rng.randrange(len(headers))]
         elif action == 4 and body[:1] == b"{":
-            body = json_text(rng, [body])
+            with suppress(ValueError, RecursionError):  # a body that was broken before stays so
+                body = json_text(rng, [body])
             headers = [b"Content-Length: %d" % len(body) if h.startswith(b"Content-Length") else h for h in headers]
         elif action == 5:
             body = rng.choice((body[: len(body) // 2], body * 2, body * 300, b"", changed_bytes(rng, body)))

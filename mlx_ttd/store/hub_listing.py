@@ -36,7 +36,7 @@ def _listed(entry: dict[str, Any]) -> Listed:
 def list_files(remote: Remote) -> tuple[str, dict[str, Listed]]:
     """The commit of the revision (40 hex digits) and its files by name. Raises CheckpointError."""
     try:
-        data = json.loads(remote.description(LISTING_BYTES))
+        data = json.loads(remote.description(LISTING_BYTES).decode())
     except (ValueError, RecursionError):
         raise CheckpointError(f"The hub describes {remote.repo} in what is no JSON; try again later.") from None
     commit = data.get("sha") if isinstance(data, dict) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import encodings.punycode  # noqa: F401  imported with the first host that is not ASCII
+import encodings.punycode
 import encodings.unicode_escape  # noqa: F401  imported with the first escape in a template
 import random
 import re

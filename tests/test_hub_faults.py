@@ -374,9 +374,10 @@ def test_a_list_without_end_is_left(hub: Hub) -> None:
     hub.faults["list"] = [sending(200, endless)]
     with pytest.raises(CheckpointError, match="in more than 8,388,608 bytes"):
         list_files(Remote(REPO, None, QUICK))
-    hub.faults["list"] = [sending(200, lambda: iter([b"[" * 100_000]))]
-    with pytest.raises(CheckpointError, match="in what is no JSON"):
-        list_files(Remote(REPO, None, QUICK))
+    for text in (b"[" * 100_000, json.dumps(hub.info()).encode("utf-32-be"), b'{"sha": "\xff"}', b"9" * 5000):
+        hub.faults["list"] = [sending(200, lambda text=text: iter([text]))]
+        with pytest.raises(CheckpointError, match="in what is no JSON"):
+            list_files(Remote(REPO, None, QUICK))
 
 
 def test_small_files_have_bounds(hub: Hub, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import mlx.core as mx
 import mutations
 import numpy as np
 import tokenizers
-from checkpoints import tiny
+from checkpoints import MOE, tiny
+from hub_answers import answering, honest_answers
 from safetensors.numpy import load_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from vocabulary import TEMPLATE, write_byte_tokenizer
@@ -26,6 +27,9 @@ from mlx_ttd.observe import Trace, first_difference, incomparable, load_trace
 from mlx_ttd.spec import model_spec
 from mlx_ttd.store import open_store
 from mlx_ttd.store.checkpoint import INDEX, open_checkpoint
+from mlx_ttd.store.hub import open_hub_checkpoint
+from mlx_ttd.store.hub_patience import Patience
+from mlx_ttd.store.safetensors_file import make_header
 from mlx_ttd.store.sources import match
 from mlx_ttd.text import Limits, Tokenizer, read_templates, render
 
@@ -43,6 +47,7 @@ class Target:
     """A reader and where its untrusted file lies. `place` writes an input.
 
     limits: what the process where it renders a template is held to; the only one that a reader may start or end.
+    writes: the one folder that it may write in.
     """
 
     make: mutations.Make
@@ -50,6 +55,7 @@ class Target:
     place: Callable[[bytes], Any]
     read: Callable[[], Any]
     limits: Limits | None = None
+    writes: Path | None = None
 
 
 def manifest(folder: Path) -> Target:
@@ -212,10 +218,34 @@ def trace_arrays(folder: Path) -> Target:
     return Target(mutations.safetensors, [path.read_bytes()], place, lambda: compare(folder))
 
 
+def hub(folder: Path) -> Target:
+    """A hub that answers an opening and the fetching of a shard."""
+    header = make_header(folder, {"a": ("F32", (4,)), "b": ("BF16", (2, 3))})
+    shard = header.raw + bytes(header.file_bytes - len(header.raw))
+    cache, given = folder / "cache", [b""]
+    patience = Patience(tries=2, pause=lambda seconds: None)
+
+    def place(data: bytes) -> None:
+        shutil.rmtree(cache, ignore_errors=True)
+        given[:] = data.split(mutations.BETWEEN)
+
+    def read() -> None:
+        with (
+            answering(list(given)),
+            open_hub_checkpoint("some-lab/tiny", None, cache, lambda count: None, patience) as checkpoint,
+        ):
+            for info in checkpoint.tensors.values():
+                checkpoint.read(info, 0, info.nbytes)
+
+    seeds = honest_answers(json.dumps(MOE).encode(), shard)
+    return Target(mutations.answers, [mutations.BETWEEN.join(seed) for seed in seeds], place, read, writes=cache)
+
+
 TARGETS: dict[str, Callable[[Path], Target]] = {
     make.__name__: make
     for make in (
         *(manifest, store_config, store_header, checkpoint_config, checkpoint_header, checkpoint_index),
         *(tokenizer_file, tokenizer_config, generation_config, chat_template, saved_state, trace_header, trace_arrays),
+        hub,
     )
 }

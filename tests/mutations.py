@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 DEEP = "a deep list"
@@ -180,3 +181,48 @@ def template(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
         at = rng.randrange(len(text) + 1)
         text = text[:at] + rng.choice(SNIPPETS + SYLLABLES).encode() + text[at:]
     return text
+
+
+BETWEEN = b"\n=====\n"
+STATUSES = b"100 103 200 204 206 302 304 401 403 404 416 429 503 999".split()
+HEADERS = (
+    *(b"Content-Length: 0", b"Content-Length: 6000000000", b"Content-Length: -1", b"Content-Length: x"),
+    *(b"Content-Range: bytes 0-0/1", b"Content-Range: bytes 0-9/*", b"Content-Range: bytes */5", b"Content-Range: x"),
+    *(b"Content-Range: bytes 0-" + b"9" * 5000 + b"/1", b"Content-Type: multipart/byteranges; boundary=x"),
+    *(b"Content-Encoding: gzip", b"Transfer-Encoding: chunked", b"Transfer-Encoding: gzip, chunked"),
+    *(b"Location: /other", b"Location: file:///etc/passwd", b"Location: https://[", b"Location: " + b"x" * 5000),
+    *(b"X-Error-Code: GatedRepo", b"X-Error-Code: RevisionNotFound", b"X-Error-Message: \xff\x1b[2J", b"\0: \0"),
+    *(b"Retry-After: 1", b"Retry-After: " + b"9" * 5000, b"Retry-After: Wed, 21 Oct 99999", b'RateLimit: "a";r=0;t=9'),
+    *(b"Set-Cookie: a=b", b"Connection: close", b"X: " + b"y" * 50_000, b" folded", b"no colon"),
+)
+
+
+def answers(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """Answers of a web server, one after the other: of a seed, with status, headers or body changed, cut or doubled."""
+    found = rng.choice(seeds).split(BETWEEN)
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(found))
+        top, _, body = found[at].partition(b"\r\n\r\n")
+        first, *headers = top.split(b"\r\n")
+        action = rng.randrange(8)
+        if action == 0:
+            first = first.replace(first[9:12], rng.choice(STATUSES), 1)
+        elif action == 1 and headers:
+            headers[rng.randrange(len(headers))] = rng.choice(HEADERS)
+        elif action == 2:
+            headers.insert(rng.randrange(len(headers) + 1), rng.choice(HEADERS))
+        elif action == 3 and headers:
+            del headers[rng.randrange(len(headers))]
+        elif action == 4 and body[:1] == b"{":
+            with suppress(ValueError, RecursionError):  # a body that was broken before stays so
+                body = json_text(rng, [body])
+            headers = [b"Content-Length: %d" % len(body) if h.startswith(b"Content-Length") else h for h in headers]
+        elif action == 5:
+            body = rng.choice((body[: len(body) // 2], body * 2, body * 300, b"", changed_bytes(rng, body)))
+        elif action == 6:
+            found.insert(at, found[rng.randrange(len(found))])
+        else:
+            top = changed_bytes(rng, top)
+            first, *headers = top.split(b"\r\n")
+        found[at] = b"\r\n".join([first, *headers]) + b"\r\n\r\n" + body
+    return BETWEEN.join(found)

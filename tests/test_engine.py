@@ -1,4 +1,4 @@
-"""One thread runs a model: turns, what ends what, event loops, the caller's callables, ends of threads and processes."""
+"""One thread runs a model: turns, what ends what, event loops, callables of the caller, how threads and processes end."""
 
 from __future__ import annotations
 
@@ -326,11 +326,8 @@ def test_errors_reach_an_event_loop(llm):
 def test_a_cache_moves_when_its_caller_has_the_result(llm):
     cache = llm.model.make_cache()
     llm.model(mx.array([ids(20)]), cache=cache)
-    step, rest = mx.array([[7]]), ids(6, seed=3)
-    wanted = [
-        np.array(llm.model(step, cache=cache)),
-        *(np.array(llm.model(mx.array([[i]]), cache=cache)) for i in rest),
-    ]
+    steps = [mx.array([[token]]) for token in (7, *ids(6, seed=3))]
+    wanted = [np.array(llm.model(one, cache=cache)) for one in steps]
     again = llm.model.make_cache()
     llm.model(mx.array([ids(20)]), cache=again)
     moments, call = [], llm.engine.call

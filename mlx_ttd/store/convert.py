@@ -12,6 +12,7 @@ from pathlib import Path
 from ..errors import ConversionError, OptionError
 from ..kernels import require_unforked
 from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint_files import plain_file
 from .digest import sha256
 from .format import MANIFEST, VERBATIM, VERBATIM_LIMIT
 from .hub import is_hub_id, open_hub_checkpoint
@@ -39,8 +40,8 @@ def _write(checkpoint: Checkpoint, file: PlannedFile, writer: FileWriter, worker
 def _copy_verbatim(checkpoint: Checkpoint, root: Path) -> dict[str, Copied]:
     copied = {}
     for name in VERBATIM:
-        source = checkpoint.path / name
-        if not source.is_file():
+        source = plain_file(checkpoint.path, name)
+        if source is None:
             continue
         if source.stat().st_size > VERBATIM_LIMIT:
             raise ConversionError(f"{source} is larger than {VERBATIM_LIMIT:,} bytes, which no such file is; check it.")

@@ -100,7 +100,7 @@ def parse_header(path: Path, size: int, read: Callable[[int], bytes], error: typ
     if len(text) < length:
         raise error(f"{path} ended inside its header; it is cut short.")
     try:
-        fields = json.loads(text, object_pairs_hook=_unique)
+        fields = json.loads(text.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as failure:
         raise error(f"{path} has no valid safetensors header ({failure}); it is damaged.") from None
     if not isinstance(fields, dict):

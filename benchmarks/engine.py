@@ -21,7 +21,7 @@ from typing import Any
 import mlx_ttd
 from benchmarks import command
 from benchmarks.block import Block, spread
-from mlx_ttd.generation import Record, Running, generate_tokens, generation_options
+from mlx_ttd.generation import Chunk, Record, Running, generate_tokens, generation_options
 from mlx_ttd.outputs import ends_of, output_stream
 
 PROMPT, TRIPS, WARM, ALLOWED = "In the beginning", 5000, 200, (1.5, 20e-6)
@@ -49,7 +49,7 @@ def round_trip(trips: int = TRIPS) -> float:
     return statistics.median(spent[WARM:])
 
 
-def direct(llm: mlx_ttd.LLM, options: dict[str, Any]) -> Iterator[object]:
+def direct(llm: mlx_ttd.LLM, options: dict[str, Any]) -> Iterator[Chunk]:
     """The pieces of `llm.stream` where the calling thread runs the loop, samples and makes text by itself."""
     given, ids = generation_options(options), llm.encode(PROMPT)
     text = output_stream(llm.tokenizer, ends_of(llm.store.path, llm.tokenizer), PROMPT, ids, given)

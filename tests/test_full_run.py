@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import runpy
 import signal
@@ -14,7 +15,8 @@ import pytest
 from documents import ROOT
 
 import benchmarks.__main__ as command_line
-from benchmarks import command, full_run
+import mlx_ttd
+from benchmarks import command, engine, full_run
 from benchmarks.commits import unclean
 from benchmarks.full_run import DONE, FAILED, MORE, FullRun
 from benchmarks.jobs import GROUPS, JOBS, File, Job
@@ -280,3 +282,46 @@ def test_where_the_native_part_serves_a_benchmark_runs(monkeypatch):
     ran = []
     command.run(lambda: ran.append(1))
     assert ran == [1]
+
+
+class Parsed(Exception):
+    """A benchmark has taken its arguments."""
+
+
+COMMANDS = [pytest.param(made, id=made.name) for made in (*JOBS, *{file for job in JOBS for file in job.files})]
+
+
+@pytest.mark.parametrize("made", COMMANDS)
+def test_each_command_of_a_full_run_takes_its_arguments(made, monkeypatch):
+    parse = argparse.ArgumentParser.parse_known_args
+
+    def parse_and_stop(self, *given, **named):
+        rest = parse(self, *given, **named)[1]
+        assert rest == []
+        raise Parsed
+
+    names = {"file": "made"} | {file.name: file.name for file in getattr(made, "files", ())}
+    arguments = [argument.format_map(names) for argument in made.arguments]
+    arguments += ["--json", "out.json"] if isinstance(made, Job) else []
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_and_stop)
+    monkeypatch.setattr(command, "require_native", lambda: None)
+    monkeypatch.setattr(sys, "argv", [made.module, *arguments])
+    sys.modules.pop(made.module, None)
+    with pytest.raises(Parsed):
+        runpy.run_module(made.module, run_name="__main__")
+
+
+def test_the_cost_of_the_engine_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["engine", "--rounds", "1", "--tokens", "6", "--json", str(tmp_path / "out.json")])
+    engine.main()
+    found = json.loads((tmp_path / "out.json").read_text())["results"]
+    names = ("round_trip_us", "streamed_us", "direct_us", "cost_us", "of_allowed")
+    assert set(found) == {f"engine.{name}" for name in names}
+    assert 1 < found["engine.round_trip_us"] < found["engine.direct_us"]
+
+
+def test_the_engine_benchmark_streams_and_computes_the_same_tokens():
+    options = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+    with mlx_ttd.load("demo", "150MB", progress=False) as llm:
+        streamed = [chunk.tokens for chunk in llm.stream(engine.PROMPT, **options)]
+        assert streamed == [chunk.tokens for chunk in engine.direct(llm, options)]

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import command
 from benchmarks.block import cores, processor
 from benchmarks.live_arm import SHAPE, Choices, LiveArm, load, read_prompt, slots_of_whole_model
 from benchmarks.synthetic_store import write_store
@@ -122,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -1,6 +1,6 @@
 """Streaming on a store of the real shapes: decode and prompts beside the disk's and the kernels' own bounds.
 
-    python -m benchmarks.stream [--json FILE] [--keep] [--store DIR] [--layers N] [--only NAME ...] [--rounds N]
+    python -m benchmarks.stream [--json FILE] [--store DIR] [--layers N] [--only NAME ...] [--rounds N]
 
 Without --store one of --layers layers (8 by default) is written first, 6 GB. Banks have the slots that the named memory
 buys for all 40 layers, so that a layer misses as often as in the whole model. Arms are alternated and the disk's own
@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 import mlx_ttd
-from benchmarks import capped
+from benchmarks import capped, command
 from benchmarks.block import Block, spread
 from benchmarks.live_arm import SHAPE, WARM, Choices, LiveArm, load, read_prompt, slots_of_whole_model
 from benchmarks.peak_memory import over_budget
@@ -242,7 +242,6 @@ def measure(result: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", action="store_true", help="make this run the one in RESULTS.json")
     parser.add_argument("--store", type=Path)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--only", nargs="+", type=measure, metavar="NAME", help="results, by name or its first part")
@@ -260,8 +259,8 @@ def main() -> None:
         for name in MEASURES:
             if name in wanted:
                 MEASURES[name](store, block, rounds)
-        block.finish(arguments.json, arguments.keep, part=wanted != set(MEASURES))
+        block.finish(arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

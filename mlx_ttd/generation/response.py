@@ -34,8 +34,9 @@ def array_digest(array: np.ndarray) -> str:
 class Chunk:
     """A piece of a running generation; `text` may be empty while bytes of a character or a stop string are held back.
 
-    reasoning: text inside <think> when the template opens it. tokens: the ids behind this piece. logprobs: of those
-    tokens, natural log, None unless asked for. tool_calls: parsed calls, in the last chunk. finish_reason: in the last.
+    reasoning: text inside <think> where the template opens it or the answer begins with it. tokens: the ids behind this
+    piece. logprobs: of those tokens, natural log, None unless asked for. tool_calls: parsed calls, each when it is
+    complete. finish_reason: in the last chunk.
     """
 
     text: str = ""

@@ -56,7 +56,7 @@ class Response:
     """
 
     text: str
-    tokens: tuple[int, ...]
+    tokens: list[int]
     prompt_tokens: int
     cached_tokens: int
     finish_reason: FinishReason
@@ -118,7 +118,7 @@ class Record:
         logprobs = [p for chunk in chunks if chunk.logprobs is not None for p in chunk.logprobs]
         return Response(
             text="".join(chunk.text for chunk in chunks),
-            tokens=tuple(self.tokens),
+            tokens=list(self.tokens),
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             finish_reason=chunks[-1].finish_reason or "interrupted",

@@ -121,6 +121,11 @@ class Tokenizer:
         except UnicodeEncodeError:
             return None
 
+    def special_id(self, token: str) -> int | None:
+        """As `token_id`, of a special token alone: one that a generation's text leaves out."""
+        found = self.token_id(token)
+        return found if found is not None and not self.decode([found], skip_special_tokens=True) else None
+
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of an id, or None when it has none."""
         try:

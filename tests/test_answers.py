@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mlx_ttd
-from mlx_ttd.errors import TemplateError
+from mlx_ttd.errors import OptionError, TemplateError
 
 QUESTION = {"role": "user", "content": "Genesis 1:1"}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}}}}}]
@@ -108,3 +108,20 @@ def test_a_late_system_message_is_put_where_the_template_puts_it(llm):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     late = [QUESTION, {"role": "system", "content": "Be brief."}]
     assert llm.encode(late, template=template) == llm.encode("user: Genesis 1:1\nsystem: Be brief.\n")
+
+
+def test_the_tokenizer_has_the_names_that_other_programs_use(llm):
+    tokenizer = llm.tokenizer
+    assert tokenizer.encode("And", add_special_tokens=True) == tokenizer.encode("And")
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.eos_token_id) == (None, "<|im_end|>", 2043)
+    assert tokenizer.get_vocab()["<|im_end|>"] == tokenizer.convert_tokens_to_ids("<|im_end|>") == 2043
+    assert tokenizer.convert_tokens_to_ids(["!", "none of it"]) == [0, None]
+    assert (tokenizer.convert_ids_to_tokens(0), tokenizer.convert_ids_to_tokens([0, 99_999])) == ("!", ["!", None])
+    assert tokenizer.chat_template == tokenizer.templates["default"]
+    question = [QUESTION]
+    assert tokenizer.apply_chat_template(question) == llm.encode(question, add_generation_prompt=False)
+    text = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True, enable_thinking=True)
+    assert text.endswith("<think>\n")
+    assert tokenizer.apply_chat_template(question, tokenize=False, chat_template="{{ messages[0].role }}") == "user"
+    with pytest.raises(OptionError, match="has no return_tensors"):
+        tokenizer.apply_chat_template(question, return_tensors="np")

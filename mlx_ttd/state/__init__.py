@@ -1,10 +1,12 @@
 """The state of a sequence: step, snapshot, restore."""
 
 from .keys_values import NOWHERE, KVState
+from .one_sequence import BATCHES
 from .sequence import LayerState, RecurrentState, new_state, state_bytes
 from .snapshot import Snapshot, load, put_back, save, take
 
 __all__ = [
+    "BATCHES",
     "NOWHERE",
     "KVState",
     "LayerState",

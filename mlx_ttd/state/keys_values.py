@@ -7,12 +7,13 @@ import mlx.core as mx
 from ..errors import ContextError
 from ..kernels import KeptRows, quantise_rows, rows_parts
 from ..spec import ModelSpec
+from .one_sequence import OneSequence
 
 NOWHERE = -1
 FLOATS = {32: mx.float32, 16: mx.bfloat16}
 
 
-class KVState:
+class KVState(OneSequence):
     """Room for `capacity` positions, of which `offset` are filled, in plain numbers of 32 or 16 bits or codes of 8."""
 
     def __init__(self, spec: ModelSpec, capacity: int, bits: int):

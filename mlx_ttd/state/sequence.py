@@ -6,9 +6,10 @@ import mlx.core as mx
 
 from ..spec import FULL, ModelSpec
 from .keys_values import NOWHERE, KVState
+from .one_sequence import OneSequence
 
 
-class RecurrentState:
+class RecurrentState(OneSequence):
     """Conv tail [taps - 1, channels] and f32 recurrent state [value_heads, value_dim, key_dim] of one GDN layer.
 
     What they are after `mark_at` positions is kept once these have passed, for `back_to_mark`.

@@ -41,21 +41,21 @@ class KVState(OneSequence):
                 "shorten the prompt or load with a larger context=."
             )
         new = [part for rows in (keys, values) for part in rows_parts(self._kept(rows.transpose(1, 0, 2)))]
-        for room, rows in zip(self.state, new, strict=True):
+        for room, rows in zip(self.arrays, new, strict=True):
             room[:, self.offset : stop] = rows
         self.offset = stop
 
     @property
-    def state(self) -> list[mx.array]:
+    def arrays(self) -> list[mx.array]:
         return rows_parts(self.keys) + rows_parts(self.values)
 
     def filled(self) -> list[mx.array]:
         """Copies of the positions in use."""
-        return [mx.contiguous(a[:, : self.offset]) for a in self.state]
+        return [mx.contiguous(a[:, : self.offset]) for a in self.arrays]
 
     def shapes(self, offset: int) -> list[tuple[int, ...]]:
         """Of what `filled` gives after `offset` positions."""
-        return [(a.shape[0], offset, a.shape[2]) for a in self.state]
+        return [(a.shape[0], offset, a.shape[2]) for a in self.arrays]
 
     def restore(self, arrays: list[mx.array], offset: int) -> None:
         """Be what gave `arrays` by `filled`."""
@@ -64,7 +64,7 @@ class KVState(OneSequence):
                 f"the saved state holds {offset:,} tokens and memory is reserved for {self.capacity:,}; "
                 f"load with context={offset + 1} or more."
             )
-        for room, rows in zip(self.state, arrays, strict=True):
+        for room, rows in zip(self.arrays, arrays, strict=True):
             room[:, :offset] = rows
         self.offset = offset
 
@@ -84,4 +84,4 @@ class KVState(OneSequence):
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.state)
+        return sum(a.nbytes for a in self.arrays)

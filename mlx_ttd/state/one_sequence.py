@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ..errors import KernelError
+import mlx.core as mx
+
+from ..errors import KernelError, StateError
 
 State = TypeVar("State", bound="OneSequence")
 BATCHES = (
@@ -15,8 +17,27 @@ BATCHES = (
 )
 
 
+class NotForFiles:
+    """Stands among the arrays of a state. mx.eval passes over it; mlx-lm, when it saves a prompt, asks for its text."""
+
+    def __format__(self, form: str) -> str:
+        raise StateError(
+            "mlx-lm cannot save a state of this model, since it could not load it again; use llm.save_state(path)."
+        )
+
+
 class OneSequence:
-    """The part of mlx-lm's cache protocol that has to do with batches."""
+    """The part of mlx-lm's cache protocol that has to do with batches and files."""
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What the layer keeps, the rooms for positions to come included."""
+        raise NotImplementedError
+
+    @property
+    def state(self) -> list[Any]:
+        """`arrays` for mlx-lm, to be evaluated but not saved."""
+        return [*self.arrays, NotForFiles()]
 
     def merge(self: State, states: Sequence[State]) -> State:
         """A batch of `states`. KernelError for more than one."""

@@ -42,16 +42,16 @@ class RecurrentState(OneSequence):
         (self.conv, self.recurrent), self.offset = self._marked, self.mark_at
 
     @property
-    def state(self) -> list[mx.array]:
+    def arrays(self) -> list[mx.array]:
         return [self.conv, self.recurrent]
 
     def filled(self) -> list[mx.array]:
         """Copies of the arrays."""
-        return [mx.contiguous(a) for a in self.state]
+        return [mx.contiguous(a) for a in self.arrays]
 
     def shapes(self, offset: int) -> list[tuple[int, ...]]:
         """Of what `filled` gives, whatever the offset."""
-        return [a.shape for a in self.state]
+        return [a.shape for a in self.arrays]
 
     def restore(self, arrays: list[mx.array], offset: int) -> None:
         self.conv, self.recurrent = arrays
@@ -62,7 +62,7 @@ class RecurrentState(OneSequence):
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.state)
+        return sum(a.nbytes for a in self.arrays)
 
 
 LayerState = KVState | RecurrentState

@@ -1,4 +1,4 @@
-"""mlx-lm's batches on a streamed model: one sequence at a time is served, more are refused with what to set."""
+"""mlx-lm's batches and prompt files on a streamed model: what it cannot do is refused at once, with what to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 import mlx_ttd
-from mlx_ttd.errors import KernelError
+from mlx_ttd.errors import KernelError, StateError
 
 SETTING = "one sequence at a time.*set batch_size=1"
 
@@ -47,3 +47,14 @@ def test_mlx_lm_generates_a_batch_one_by_one_or_is_refused_at_once(llm):
     alone = {"prefill_batch_size": 1, "completion_batch_size": 1}
     texts = mlx_lm.batch_generate(llm.model, tokenizer, prompts, max_tokens=8, **alone).texts
     assert texts == [llm.generate(prompt, max_tokens=8).text for prompt in prompts]
+
+
+@pytest.mark.oracle
+def test_mlx_lm_is_refused_when_it_saves_a_prompt_not_when_it_reads_it(llm, tmp_path):
+    cache = pytest.importorskip("mlx_lm.models.cache", reason="needs the oracle extra")
+    state = llm.model.make_cache()
+    llm.model(mx.array([llm.encode("In the beginning")]), cache=state)
+    mx.eval([layer.state for layer in state])
+    with pytest.raises(StateError, match=r"use llm\.save_state"):
+        cache.save_prompt_cache(str(tmp_path / "prompt.safetensors"), state)
+    assert list(tmp_path.iterdir()) == []

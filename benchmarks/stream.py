@@ -157,7 +157,7 @@ def decode_32k(store: Path, block: Block, rounds: int) -> None:
             arm = arms[position] = LiveArm(llm, warm=0)
             for layer in arm.sequence.state:
                 if isinstance(layer, KVState):
-                    for a in layer.state:
+                    for a in layer.arrays:
                         a[:] = mx.random.normal(a.shape).astype(a.dtype)
                     layer.offset = position
                     mx.eval(layer.state)

@@ -202,9 +202,10 @@ def chat(
     )
     if sys.stdin is None:
         raise OptionError("standard input is closed, and chat reads its messages there; open it, or use generate.")
+    sign = "> " if sys.stdin.isatty() and sys.stderr.isatty() else ""
     with _load(model, quiet, memory=memory, context=context, policy=policy) as llm:
         while True:
-            print("> ", end="", file=sys.stderr, flush=True)
+            print(sign, end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline().strip()
             if not line:
                 break

@@ -30,13 +30,22 @@ def ids_of(tokenizer: Tokenizer, prompt: Prompt, tools: Any, template: Mapping[s
     return prompt  # type: ignore[return-value]
 
 
-def ids_after(tokenizer: Tokenizer, prompt: Prompt, continuation: str) -> list[int]:
-    """Ids of a text that follows a prompt: after a text, those that both have in one piece, where they can be told."""
+def ids_after(tokenizer: Tokenizer, prompt: Prompt, continuation: str | Sequence[int]) -> tuple[Prompt, Sequence[int]]:
+    """A prompt, and the ids of what follows it. Two texts are tokenised in one piece and cut where lm-eval cuts them.
+
+    That is before the spaces that end the first: models have read " word" as one token, and hardly " " before "word".
+    Where tokens cross the cut each text is tokenised by itself, since the halves of a cut token spell other texts.
+    """
+    if not isinstance(continuation, str) or not continuation:
+        return prompt, continuation or []
     if isinstance(prompt, str):
-        before, whole = tokenizer.encode(prompt), tokenizer.encode(prompt + continuation)
-        if whole[: len(before)] == before:
-            return whole[len(before) :]
-    return tokenizer.encode(continuation)
+        whole = tokenizer.encode(prompt + continuation)
+        for context in filter(None, (prompt.rstrip(), prompt)):
+            before = tokenizer.encode(context)
+            after = whole[len(before) :]
+            if after and tokenizer.decode([*before, *after]) == tokenizer.decode(whole):
+                return before, after
+    return prompt, tokenizer.encode(continuation)
 
 
 def continued(

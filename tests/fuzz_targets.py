@@ -174,7 +174,7 @@ def saved_state(folder: Path) -> Target:
 
     empty = fresh()
     for layer in empty:
-        layer.restore([a[:, :3] if isinstance(layer, state.KVState) else a for a in layer.state], 3)
+        layer.restore([a[:, :3] if isinstance(layer, state.KVState) else a for a in layer.arrays], 3)
     state.save(state.take(empty, [1, 2, 3], {"store": "x"}), path)
 
     def read() -> None:

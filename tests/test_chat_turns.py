@@ -82,6 +82,16 @@ def test_the_command_line_reads_only_new_tokens(monkeypatch, capsys):
     assert seen[0].prefill_tokens + seen[0].decode_steps <= whole + 2 * 6 + 4
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_chat_asks_with_a_sign_on_a_terminal_alone(monkeypatch, capsys, terminal):
+    lines = iter(["Genesis 1:1\n", "\n"])
+    monkeypatch.setattr("sys.stdin.readline", lambda: next(lines), raising=False)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    cli.chat(max_tokens=2, memory="300MB", quiet=True)
+    assert capsys.readouterr().err.count("> ") == 2 * terminal
+
+
 @pytest.fixture(scope="module")
 def forgetful(tmp_path_factory):
     """The demo model with a template that drops reasoning older than the last question."""

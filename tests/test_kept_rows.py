@@ -109,7 +109,7 @@ def test_what_is_appended_does_not_depend_on_how_many_come_together():
     whole.append(keys, values)
     for row in range(9):
         apart.append(keys[row : row + 1], values[row : row + 1])
-    assert all(mx.array_equal(a, b) for a, b in zip(whole.state, apart.state, strict=True))
+    assert all(mx.array_equal(a, b) for a, b in zip(whole.arrays, apart.arrays, strict=True))
     with pytest.raises(ContextError, match="13 tokens exceed"):
         whole.append(keys[:4], values[:4])
 

@@ -70,12 +70,12 @@ class GenerationOptions:
     """How text is sampled and when it ends.
 
     temperature 0 is greedy; a seed of None picks one. top_k cuts before top_p. `processors` are called with the tokens
-    so far and the f32 logits [vocab], and return logits. `stop` are strings; the text before the first of them is
-    returned. ignore_eos: exactly max_tokens tokens. `force` are token ids to take in place of sampled ones, one a
-    step and exactly those (teacher forcing). logprobs: the natural log p of each token, after the processors.
-    `template` are variables of the chat template, such as enable_thinking. on_prefill(done, total) is called as the
-    prompt is read. `processors` and on_prefill run in the thread that asks for the text. wait: seconds to wait for a
-    turn where others use the model, then a BusyError; None: as long as it takes.
+    so far and the f32 logits [vocab], and return logits. `stop` are strings, special tokens among them; the text before
+    the first of them is returned. ignore_eos: exactly max_tokens tokens. `force` are token ids to take in place of
+    sampled ones, one a step and exactly those (teacher forcing). logprobs: the natural log p of each token, after the
+    processors. `template` are variables of the chat template, such as enable_thinking. on_prefill(done, total) is
+    called as the prompt is read. `processors` and on_prefill run in the thread that asks for the text. wait: seconds to
+    wait for a turn where others use the model, then a BusyError; None: as long as it takes.
     """
 
     max_tokens: int = 256

@@ -154,11 +154,12 @@ class LLM:
         """Teacher forcing: `response.logprobs` are the natural log p of each token of `continuation` after `prompt`.
 
         Every token runs as a decode step, so the logits are those of generating the same tokens. A text that follows
-        a text is cut into tokens together with it.
+        a text is cut into tokens together with it, and spaces that end the prompt are scored with it, as in lm-eval's
+        loglikelihood: `response.logprobs` add up to that. After chat messages a text is cut into tokens by itself.
         """
         if own := sorted({"force", "logprobs"} & set(options)):
             raise OptionError(f"score sets {own[0]} by itself; leave it out, or use generate.")
-        ids = ids_after(self.tokenizer, prompt, continuation) if isinstance(continuation, str) else continuation
+        prompt, ids = ids_after(self.tokenizer, prompt, continuation)
         if not len(ids):
             raise OptionError("the continuation is empty; give at least one token to score.")
         return self.generate(prompt, force=check_ids(ids, self.store.spec.vocab), logprobs=True, **options)

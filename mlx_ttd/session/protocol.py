@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import BusyError, KernelError
 from ..kernels import Mode, to_host
-from ..state import LayerState
+from ..state import BATCHES, LayerState, OneSequence
 from .core import Core
 from .engine import Engine
 
@@ -32,7 +32,7 @@ class Shared:
             layer.go_to(moment)
 
 
-class LayerCache:
+class LayerCache(OneSequence):
     """One layer's place in a cache, as mlx-lm asks for it."""
 
     def __init__(self, shared: Shared, layer: int):
@@ -44,8 +44,8 @@ class LayerCache:
         return self._shared.moment[self._layer][0]
 
     @property
-    def state(self) -> list[mx.array]:
-        return list(self._shared.moment[self._layer][1:]) or self._shared.layers[self._layer].state
+    def arrays(self) -> list[mx.array]:
+        return list(self._shared.moment[self._layer][1:]) or self._shared.layers[self._layer].arrays
 
     @property
     def nbytes(self) -> int:
@@ -81,6 +81,8 @@ class ProtocolModel:
 
         mode: a single token decodes, more prefill, unless "verify" is asked.
         """
+        if inputs.ndim == 2 and inputs.shape[0] > 1:
+            raise KernelError(BATCHES.format(count=inputs.shape[0]))
         if inputs.ndim != 2 or inputs.shape[0] != 1 or inputs.shape[1] == 0:
             raise KernelError(f"inputs have shape {inputs.shape}; pass one sequence of token ids, [1, T].")
         if mode is None:
@@ -122,7 +124,7 @@ class ProtocolModel:
             shared.settle()
             with self._core.using(), self._engine.cancellable():
                 made = work(self._model(), shared.layers)
-                mx.eval(made, [layer.state for layer in shared.layers])
+                mx.eval(made, [layer.arrays for layer in shared.layers])
                 return made, [layer.moment() for layer in shared.layers]
 
         made, moment = self._run(run)

@@ -8,9 +8,10 @@ import mlx.core as mx
 
 from ..spec import FULL, ModelSpec
 from .keys_values import NOWHERE, KVState
+from .one_sequence import OneSequence
 
 
-class RecurrentState:
+class RecurrentState(OneSequence):
     """Conv tail [taps - 1, channels] and f32 recurrent state [value_heads, value_dim, key_dim] of one GDN layer.
 
     What they are after `mark_at` positions is kept once these have passed, for `back_to_mark`.
@@ -51,16 +52,16 @@ class RecurrentState:
         (self.conv, self.recurrent), self.offset = self._marked, self.mark_at
 
     @property
-    def state(self) -> list[mx.array]:
+    def arrays(self) -> list[mx.array]:
         return [self.conv, self.recurrent]
 
     def filled(self) -> list[mx.array]:
         """Copies of the arrays."""
-        return [mx.contiguous(a) for a in self.state]
+        return [mx.contiguous(a) for a in self.arrays]
 
     def shapes(self, offset: int) -> list[tuple[int, ...]]:
         """Of what `filled` gives, whatever the offset."""
-        return [a.shape for a in self.state]
+        return [a.shape for a in self.arrays]
 
     def restore(self, arrays: list[mx.array], offset: int) -> None:
         self.conv, self.recurrent = arrays
@@ -71,7 +72,7 @@ class RecurrentState:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.state)
+        return sum(a.nbytes for a in self.arrays)
 
 
 LayerState = KVState | RecurrentState

@@ -98,7 +98,7 @@ def plain_scalar(value: Any, where: str) -> Any:
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of the messages as templates want them: no None, call arguments as dicts, reasoning_content filled."""
+    """Copies of the messages as templates want them: no None, text in one piece, call arguments as dicts."""
     if isinstance(messages, str | Mapping) or not messages:
         raise TemplateError(
             'The conversation must be a list of at least one message, {"role": "user", "content": "..."}.'
@@ -111,22 +111,44 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
         reasoning = next((message[name] for name in REASONING_FIELDS if name in message), None)
         if reasoning is not None:
             message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-        for call in message.get("tool_calls") or ():
-            _parse_arguments(call)
+        if "content" in message:
+            message["content"] = _content(message["content"], f"Message {i}")
+        _parse_calls(message.get("tool_calls") or [], f"Message {i}")
         found.append(message)
     return found
 
 
-def _parse_arguments(call: Any) -> None:
-    """Turn the JSON string that OpenAI clients send as a call's arguments into its dict, in place."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+def _content(content: Any, where: str) -> Any:
+    """A message's content, text parts joined: a template that knows no parts would leave them out."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise TemplateError(
+            f"{where} has a content of type {type(content).__name__}; "
+            'pass a text, or parts, {"type": "text", "text": "..."}.'
+        )
+    texts = [part.get("text") for part in content if part.get("type", "text") == "text"]
+    return "".join(texts) if len(texts) == len(content) and all(isinstance(text, str) for text in texts) else content
+
+
+def _parse_calls(calls: Any, where: str) -> None:
+    """Make the arguments of tool calls dicts, in place: OpenAI clients send them as JSON, and none as null or ""."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise TemplateError(f'{where}: tool_calls must be a list of dicts, {{"function": {{"name", "arguments"}}}}.')
+    for call in calls:
+        function = call["function"] if isinstance(call.get("function"), dict) else call
+        given = function.get("arguments")
         try:
-            parsed = json.loads(arguments or "{}")
-        except ValueError:
-            return
-        if isinstance(parsed, dict):
-            function["arguments"] = parsed
+            arguments = json.loads(given or "{}") if isinstance(given, str) else given
+        except (ValueError, RecursionError):
+            arguments = given
+        if arguments is not None and not isinstance(arguments, dict):
+            form = "no JSON" if isinstance(arguments, str) else f"of type {type(arguments).__name__}"
+            raise TemplateError(
+                f"{where}: the arguments of its call of {function.get('name')!r} are {form}; "
+                "pass a dict, its JSON, or null for none."
+            )
+        function["arguments"] = arguments or {}
 
 
 def render(

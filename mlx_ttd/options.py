@@ -66,6 +66,7 @@ class Options:
         False, "keep slots and resident weights in memory when the machine swaps, where the system allows it"
     )
     stores: str = _option("~/.cache/mlx_ttd", "directory where the store of a hub id OWNER/NAME is OWNER/NAME.ttd")
+    follow_links: bool = _option(False, "follow links that lead outside the store, as to experts/ on another disk")
     progress: bool = _option(
         True, "a line while weights or a long prompt are read, on a terminal or in a notebook, nowhere else"
     )

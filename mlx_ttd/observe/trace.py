@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ..errors import ConfigError, StoreError
-from ..spec import read_json
+from ..spec import read_json, require_regular, user_path
 from .probe import MODEL
 
 FORMAT, VERSION = "mlx_ttd trace", 1
@@ -56,7 +57,7 @@ class Trace:
 
     def save(self, folder: str | Path) -> None:
         """Write the directory `folder`, which must not hold a trace yet."""
-        folder = Path(folder)
+        folder = user_path(folder)
         make_trace_folder(folder)
         header = {
             "format": FORMAT,
@@ -77,9 +78,10 @@ class Trace:
 
 def make_trace_folder(folder: Path) -> None:
     """Make the directory of a trace. StoreError where that cannot be, or where it holds a trace already."""
+    folder = user_path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = (folder / "trace.json").exists()
+        taken = any(os.path.lexists(folder / name) for name in ("trace.json", "trace.safetensors"))
     except (OSError, ValueError) as error:
         raise StoreError(f"{folder} cannot be made a directory for a trace: {error}; name another one.") from None
     if taken:
@@ -88,8 +90,9 @@ def make_trace_folder(folder: Path) -> None:
 
 def load_trace(folder: str | Path) -> Trace:
     """Read what `Trace.save` wrote. StoreError where it is none, of another version, or damaged."""
-    folder = Path(folder)
+    folder = user_path(folder)
     try:
+        require_regular(folder / "trace.safetensors", StoreError)
         header = read_json(folder / "trace.json", HEADER_BYTES)
         if (header["format"], header["version"]) != (FORMAT, VERSION):
             raise ValueError(f"it is {header['format']!r} version {header['version']!r}")

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..errors import ConversionError, OptionError
+from ..spec import read_small, user_path
 from .checkpoint import Checkpoint, open_checkpoint
 from .digest import sha256
 from .format import MANIFEST, VERBATIM, VERBATIM_LIMIT
@@ -41,9 +42,7 @@ def _copy_verbatim(checkpoint: Checkpoint, root: Path) -> dict[str, Copied]:
         source = checkpoint.path / name
         if not source.is_file():
             continue
-        if source.stat().st_size > VERBATIM_LIMIT:
-            raise ConversionError(f"{source} is larger than {VERBATIM_LIMIT:,} bytes, which no such file is; check it.")
-        data = source.read_bytes()
+        data = read_small(source, VERBATIM_LIMIT, ConversionError, "copy it from the model again")
         _write_durably(root / name, data)
         copied[name] = Copied(len(data), sha256(data))
     return copied
@@ -135,7 +134,7 @@ def convert(
     and `embed_bits` (16, 8 or 4). Work goes on in '<dst>.partial'; the same call after an interruption resumes there
     and gives the same bytes. Raises CheckpointError, ConversionError, OptionError, ConfigError.
     """
-    target = Path(dst)
+    target = user_path(dst)
     if os.path.lexists(target):
         raise ConversionError(f"{target} exists already; give another name or remove it.")
     partial = target.with_name(target.name + ".partial")

@@ -74,6 +74,9 @@ class LLM:
         }
         self._running: Running | None = None
         self._tokenizer: Tokenizer | None = None
+        # What the store has is known from here on, though its directory may be removed.
+        self.has_tokenizer = (store.path / "tokenizer.json").exists()
+        self._end_ids: frozenset[int] | None = None
         self._turns = Turns()
         self._first_token_seconds: float | None = None
         self.last_response: Response | None = None
@@ -93,10 +96,6 @@ class LLM:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self.store.path)
         return self._tokenizer
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return (self.store.path / "tokenizer.json").exists()
 
     @property
     def closed(self) -> bool:
@@ -119,7 +118,9 @@ class LLM:
         return ids, repeated(self.tokenizer, prompt, rendered, ids, template) if self.division.mark else 0
 
     def _ends(self) -> frozenset[int]:
-        return ends_of(self.store.path, self.tokenizer if self.has_tokenizer else None)
+        if self._end_ids is None:
+            self._end_ids = ends_of(self.store.path, self.tokenizer if self.has_tokenizer else None)
+        return self._end_ids
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Chunk]:
         """Generate piece by piece. `options` are those of `GenerationOptions`.

@@ -13,6 +13,7 @@ import encodings.unicode_escape  # noqa: F401  imported with the first escape in
 import random
 import re
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -29,7 +30,7 @@ from fuzz_targets import TARGETS, Target
 
 from mlx_ttd.errors import TTDError
 
-SECONDS, TIMES, OWN_BYTES, MESSAGE_CHARACTERS = 1.0, 10, 4 << 20, 4000
+SECONDS, WAIT_SECONDS, TIMES, OWN_BYTES, MESSAGE_CHARACTERS = 1.0, 30, 10, 4 << 20, 4000
 FORBIDDEN = ("pickle.", "marshal.", "exec", "compile", "import", "os.", "subprocess.", "socket.", "ctypes.", "shutil.")
 PROCESS = Path("/proc/self")
 ALLOWED = ("os.listdir", "os.scandir", "os.walk", "os.fwalk")
@@ -63,6 +64,22 @@ def watching() -> Iterator[list[str]]:
         watched = None
 
 
+def _waits(signal_number: int, frame: Any) -> None:
+    raise AssertionError(f"it waited for {WAIT_SECONDS} s")
+
+
+@contextmanager
+def not_waiting() -> Iterator[None]:
+    """AssertionError for what waits, as opening a FIFO does, and so spends no time of the processor."""
+    before = signal.signal(signal.SIGALRM, _waits)
+    signal.alarm(WAIT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def warm(target: Target) -> None:
     """Read an intact and a broken file, so that what is imported or kept once is not charged to an input."""
     for data in (*target.seeds, b"{", b"{{ 1 / 0 }}", *target.seeds):
@@ -76,6 +93,11 @@ def resident_bytes(key: str = "VmRSS") -> int:
     return int(re.search(rf"{key}:\s*(\d+)", (PROCESS / "status").read_text())[1]) * 1024
 
 
+def allowed(target: Target, data: bytes) -> int:
+    """Bytes that reading an input may take."""
+    return TIMES * (len(data) + target.held) + OWN_BYTES
+
+
 def check_soon(target: Target, data: bytes) -> bool:
     """As `check`, several times as fast: objects are counted only where the process grew by half of what is allowed.
 
@@ -86,7 +108,7 @@ def check_soon(target: Target, data: bytes) -> bool:
     before = resident_bytes()
     taken = check(target, data, counted=False)
     grown = resident_bytes("VmHWM") - before
-    return check(target, data) if grown > (TIMES * len(data) + OWN_BYTES) / 2 else taken
+    return check(target, data) if grown > allowed(target, data) / 2 else taken
 
 
 def check(target: Target, data: bytes, counted: bool = True) -> bool:
@@ -102,7 +124,7 @@ def check(target: Target, data: bytes, counted: bool = True) -> bool:
         tracemalloc.start()
     started, message = time.process_time(), None
     try:
-        with watching() as events:
+        with not_waiting(), watching() as events:
             target.read()
     except TTDError as error:
         message = str(error)
@@ -112,7 +134,7 @@ def check(target: Target, data: bytes, counted: bool = True) -> bool:
         tracemalloc.stop()
     if target.compiles:
         events = [event for event in events if not event.startswith(("compile", "exec"))]
-    limit = TIMES * len(data) + OWN_BYTES
+    limit = allowed(target, data)
     resident = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident) * 1024
     assert message is None or 20 < len(message) < MESSAGE_CHARACTERS, f"a message of {len(message):,} characters"
     assert not events, f"it did what no reader does: {events[:3]}"

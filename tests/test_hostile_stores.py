@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from checkpoints import tiny
 from typer.testing import CliRunner
@@ -19,7 +20,7 @@ import mlx_ttd
 from mlx_ttd.cli import app
 from mlx_ttd.errors import ConfigError, OptionError, StoreError, TokenizerError, TTDError
 from mlx_ttd.generation import read_generation_defaults
-from mlx_ttd.observe import load_trace, make_trace_folder
+from mlx_ttd.observe import Trace, load_trace
 from mlx_ttd.plan import plan
 from mlx_ttd.store import convert, info, open_store, verify
 from mlx_ttd.store.checkpoint import open_checkpoint
@@ -167,8 +168,8 @@ def test_what_is_no_file_is_refused_at_once_in_a_trace(tmp_path: Path, name: str
     PLACES[kind](tmp_path / name)
     with pytest.raises(StoreError, match=f"is a {kind} where a file is needed|does not exist"):
         load_trace(tmp_path)
-    with pytest.raises(StoreError, match="holds a trace already"):
-        make_trace_folder(tmp_path)
+    with pytest.raises(StoreError, match=r"holds a trace already|cannot be written"):
+        Trace("", "", (1,), 1, {"embedding": np.ones((1, 2), np.float32)}).save(tmp_path)
 
 
 @pytest.mark.parametrize("name", [*COPIED, *OWN])

@@ -14,6 +14,7 @@ import operator
 import os
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ..errors import ConfigError, StoreError
-from ..spec import read_json, require_regular, user_path
+from ..spec import open_regular, read_json, require_regular, user_path
 from .probe import MODEL
 
 FORMAT, VERSION = "mlx_ttd trace", 1
@@ -70,6 +71,8 @@ class Trace:
         }
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         try:
+            with suppress(FileNotFoundError):
+                os.close(open_regular(folder / "trace.safetensors"))
             save_file(arrays, folder / "trace.safetensors")
             (folder / "trace.json").write_text(json.dumps(header, indent=1) + "\n")
         except (OSError, SafetensorError) as error:
@@ -81,7 +84,7 @@ def make_trace_folder(folder: Path) -> None:
     folder = user_path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = any(os.path.lexists(folder / name) for name in ("trace.json", "trace.safetensors"))
+        taken = os.path.lexists(folder / "trace.json")
     except (OSError, ValueError) as error:
         raise StoreError(f"{folder} cannot be made a directory for a trace: {error}; name another one.") from None
     if taken:

@@ -69,6 +69,7 @@ class Options:
     idle: float = _option(
         30.0, "seconds after which a stream of which no piece is asked for ends while another call waits", high=86_400
     )
+    follow_links: bool = _option(False, "follow links that lead outside the store, as to experts/ on another disk")
     progress: bool = _option(
         True, "a line while weights or a long prompt are read, on a terminal or in a notebook, nowhere else"
     )

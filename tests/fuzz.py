@@ -13,6 +13,7 @@ import encodings.punycode  # noqa: F401  imported with the first host name
 import random
 import re
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -28,7 +29,7 @@ from worker_use import use_of_workers
 
 from mlx_ttd.errors import TTDError
 
-SECONDS, TIMES, OWN_BYTES, MESSAGE_CHARACTERS = 1.0, 10, 4 << 20, 4000
+SECONDS, WAIT_SECONDS, TIMES, OWN_BYTES, MESSAGE_CHARACTERS = 1.0, 30, 10, 4 << 20, 4000
 # By the clock, for a machine that has much else to do.
 LONGEST_SECONDS = 60.0
 FORBIDDEN = ("pickle.", "marshal.", "exec", "compile", "import", "os.", "subprocess.", "socket.", "ctypes.", "shutil.")
@@ -64,6 +65,22 @@ def watching() -> Iterator[list[str]]:
         watched = None
 
 
+def _waits(signal_number: int, frame: Any) -> None:
+    raise AssertionError(f"it waited for {WAIT_SECONDS} s")
+
+
+@contextmanager
+def not_waiting() -> Iterator[None]:
+    """AssertionError for what waits, as opening a FIFO does, and so spends no time of the processor."""
+    before = signal.signal(signal.SIGALRM, _waits)
+    signal.alarm(WAIT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def warm(target: Target) -> None:
     """Read an intact and a broken file, so that what is imported or kept once is not charged to an input."""
     for data in (*target.seeds, b"{", b"{{ 1 / 0 }}", *target.seeds):
@@ -77,6 +94,11 @@ def resident_bytes(key: str = "VmRSS") -> int:
     return int(re.search(rf"{key}:\s*(\d+)", (PROCESS / "status").read_text())[1]) * 1024
 
 
+def allowed(target: Target, data: bytes) -> int:
+    """Bytes that reading an input may take."""
+    return TIMES * (len(data) + target.held) + OWN_BYTES
+
+
 def check_soon(target: Target, data: bytes) -> bool:
     """As `check`, several times as fast: objects are counted only where the process grew by half of what is allowed.
 
@@ -87,7 +109,7 @@ def check_soon(target: Target, data: bytes) -> bool:
     before = resident_bytes()
     taken = check(target, data, counted=False)
     grown = resident_bytes("VmHWM") - before
-    return check(target, data) if grown > (TIMES * len(data) + OWN_BYTES) / 2 else taken
+    return check(target, data) if grown > allowed(target, data) / 2 else taken
 
 
 def check(target: Target, data: bytes, counted: bool = True) -> bool:
@@ -103,7 +125,7 @@ def check(target: Target, data: bytes, counted: bool = True) -> bool:
         tracemalloc.start()
     begun, started, message = time.monotonic(), time.process_time(), None
     try:
-        with watching() as events, use_of_workers() as use:
+        with not_waiting(), watching() as events, use_of_workers() as use:
             target.read()
     except TTDError as error:
         message = str(error)
@@ -115,7 +137,7 @@ def check(target: Target, data: bytes, counted: bool = True) -> bool:
         events = [event for event in events if not event.startswith(("os.posix_spawn", "os.kill"))]
     if target.writes:
         events = [event for event in events if str(target.writes) not in event]
-    limit = TIMES * len(data) + OWN_BYTES
+    limit = allowed(target, data)
     resident = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident) * 1024
     assert message is None or 20 < len(message) < MESSAGE_CHARACTERS, f"a message of {len(message):,} characters"
     if target.limits:

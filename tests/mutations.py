@@ -71,6 +71,20 @@ SNIPPETS = (
 )
 SYLLABLES = ("{{ ", " }}", "{% ", " %}", "for ", "in ", "if ", "set ", "x", " = ", "|", "length", "[0]", ".", "(", ")")
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+FILES = (
+    *("manifest.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("chat_template.jinja", "special_tokens_map.json", "additional_chat_templates", "experts"),
+    *("resident.safetensors", "embedding.safetensors", "mtp.safetensors", "experts/layer-002.safetensors"),
+    *("model.safetensors", "model.safetensors.index.json", "additional_chat_templates/a.jinja", "x.safetensors"),
+)
+KINDS = ("fifo", "socket", "directory", "missing", "empty", "pointer", "huge header", "huge file", "link", "link")
+ENDS = (
+    *("/dev/zero", "/dev/stdin", "/dev/tty", "/proc/self/mem", "/etc/passwd", "/", ".", "..", "nothing", "\u202e"),
+    *("../other/config.json", "../other/tokenizer.json", "../other/experts", "../other/resident.safetensors"),
+    *("config.json", "tokenizer.json", "experts", "resident.safetensors", "a", "../store/config.json"),
+)
+
 Make = Callable[[random.Random, Sequence[bytes]], bytes]
 
 
@@ -140,7 +154,7 @@ def json_text(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
     seed = rng.choice(seeds)
     kind = rng.randrange(10)
     if kind == 0:
-        return changed_bytes(rng, seed)
+        return changed_bytes(rng, seed) if rng.randrange(10) else POINTER
     data = made_up(rng) if kind == 1 else json.loads(seed)
     words = list(data) if isinstance(data, dict) else []
     for _ in range(rng.randrange(1, 4)):
@@ -154,9 +168,9 @@ def safetensors(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
     start = 8 + int.from_bytes(seed[:8], "little")
     kind = rng.randrange(10)
     if kind == 0:
-        return changed_bytes(rng, seed)
+        return changed_bytes(rng, seed) if rng.randrange(10) else POINTER
     if kind == 1:
-        return rng.choice((0, 1, start, 1 << 31, 1 << 63)).to_bytes(8, "little") + seed[8:]
+        return rng.choice((0, 1, start, 300 << 20, 1 << 31, 1 << 63)).to_bytes(8, "little") + seed[8:]
     header, data = json.loads(seed[8:start]), seed[start:]
     if kind < 5:
         for name in rng.sample(list(header), rng.randrange(len(header) + 1)):
@@ -226,3 +240,9 @@ def answers(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
             first, *headers = top.split(b"\r\n")
         found[at] = b"\r\n".join([first, *headers]) + b"\r\n\r\n" + body
     return BETWEEN.join(found)
+
+
+def places(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """What lies where in a directory: JSON of whether links are followed and of (name, kind, where a link leads)."""
+    found = [[rng.choice(FILES), rng.choice(KINDS), rng.choice(ENDS)] for _ in range(rng.randrange(1, 4))]
+    return json.dumps({"follow": rng.randrange(2) == 1, "places": found}).encode()

@@ -1,4 +1,4 @@
-"""One thread runs a model: turns, what ends what, event loops, callables of the caller, how threads and programs end."""
+"""One thread runs a model: turns, what ends what, event loops, the caller's callables, how threads and programs end."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..spec import read_json
+from ..spec import read_json, require_regular, user_path
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,11 @@ class GenerationDefaults:
 
 def read_generation_defaults(directory: str | Path) -> GenerationDefaults:
     """The defaults in `directory`, greedy without a generation_config.json; ConfigError names a field that is wrong."""
-    path = Path(directory) / "generation_config.json"
+    folder = user_path(directory)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no directory, or is not there any more; name one, or load the model again.")
+    path = folder / "generation_config.json"
+    require_regular(path, ConfigError)
     if not path.exists():
         return GenerationDefaults()
     data = read_json(path)

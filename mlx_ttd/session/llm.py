@@ -37,6 +37,8 @@ class LLM:
     def __init__(self, store: Store, options: Options, beside: LLM | None = None):
         started = kernels.working_clock()
         self.store, self.name = store, store_name(store.path)
+        # What the store has is known from here on, though its directory may be removed.
+        self.has_tokenizer = (store.path / "tokenizer.json").exists()
         self.ledger: Ledger = Ledger(0 if beside else total_bytes(options.memory), beside.ledger if beside else None)
         threads = beside.provider.pool.threads if beside is not None and beside.provider is not None else None
         self.engine = Engine(options.idle)
@@ -93,10 +95,6 @@ class LLM:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self.store.path)
         return self._tokenizer
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return (self.store.path / "tokenizer.json").exists()
 
     @property
     def closed(self) -> bool:

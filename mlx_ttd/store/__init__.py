@@ -11,6 +11,7 @@ from .policy import policies
 from .progress import Progress
 from .reader import MX_DTYPES, MTPStore, Store, open_store, read_tensor
 from .safetensors_file import TensorInfo, read_header
+from .stamp import Stamp, stamp_of
 from .verify import VerifyReport, verify
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Manifest",
     "Norms",
     "Progress",
+    "Stamp",
     "Store",
     "TensorInfo",
     "VerifyReport",
@@ -31,6 +33,7 @@ __all__ = [
     "policies",
     "read_header",
     "read_tensor",
+    "stamp_of",
     "store_of_plan",
     "verify",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
-from ..spec import ModelSpec, model_spec, read_json
+from ..spec import ModelSpec, model_spec, read_json, require_regular, user_path
 from .checkpoint_files import plain_file
 from .file_ranges import PAGE, direct, drop_cached, opened, pass_by_cache, read_around, read_into
 from .format import CONFIG, VERBATIM
@@ -20,6 +20,7 @@ from .rooms import Rooms
 from .safetensors_file import Header, TensorInfo, read_header
 
 INDEX = "model.safetensors.index.json"
+# A checkpoint of 397 billion parameters in block FP8 with every expert apart names 0.2 million tensors, 25 MB.
 INDEX_BYTES, NAME_CHARACTERS = 64 << 20, 200
 LARGE_READ = 1 << 20
 
@@ -136,13 +137,14 @@ def fingerprint_of(config: Path, headers: list[Header]) -> str:
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read the config and all headers of a checkpoint directory. Raises CheckpointError, ConfigError."""
-    root = Path(path)
+    root = user_path(path)
     if not root.is_dir():
         raise CheckpointError(
             f"{root} is not a directory; give one that holds config.json and *.safetensors, or a hub id."
         )
     for name in VERBATIM:
         plain_file(root, name)
+    require_regular(root / INDEX, CheckpointError)
     config = read_json(root / CONFIG)
     spec = model_spec(config, str(root / CONFIG))
     headers = [read_header(file, CheckpointError) for file in _shards(root)]

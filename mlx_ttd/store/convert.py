@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import ConversionError, OptionError
 from ..kernels import require_unforked
+from ..spec import read_small, user_path
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint_files import plain_file
 from .digest import sha256
@@ -43,9 +44,7 @@ def _copy_verbatim(checkpoint: Checkpoint, root: Path) -> dict[str, Copied]:
         source = plain_file(checkpoint.path, name)
         if source is None:
             continue
-        if source.stat().st_size > VERBATIM_LIMIT:
-            raise ConversionError(f"{source} is larger than {VERBATIM_LIMIT:,} bytes, which no such file is; check it.")
-        data = source.read_bytes()
+        data = read_small(source, VERBATIM_LIMIT, ConversionError, "copy it from the model again")
         _write_durably(root / name, data)
         copied[name] = Copied(len(data), sha256(data))
     return copied
@@ -138,7 +137,7 @@ def convert(
     and gives the same bytes. Raises CheckpointError, ConversionError, OptionError, ConfigError.
     """
     require_unforked()
-    target = Path(dst)
+    target = user_path(dst)
     if os.path.lexists(target):
         raise ConversionError(f"{target} exists already; give another name or remove it.")
     partial = target.with_name(target.name + ".partial")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..observe import Counters, cancel_point
+from ..spec import open_regular
 from .read_threads import ReadThreads, native_clock
 
 PART_UNIT = 16_384
@@ -48,14 +49,14 @@ def pread_into(fd: int, offset: int, into: memoryview) -> int:
 def open_for_reading(path: str | os.PathLike[str], direct: bool) -> int:
     """A descriptor of a file; direct: past the page cache, with aligned offsets, lengths and memory alone."""
     if not direct:
-        return os.open(path, os.O_RDONLY)
+        return open_regular(path)
     if sys.platform == "darwin":
         import fcntl
 
-        fd = os.open(path, os.O_RDONLY)
+        fd = open_regular(path)
         fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
         return fd
-    return os.open(path, os.O_RDONLY | os.O_DIRECT)
+    return open_regular(path, os.O_DIRECT)
 
 
 def _outcome(future: Future[None]) -> BaseException | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TemplateError
+from ..spec import read_small, require_regular
 from .limits import DEFAULT_LIMITS, Limits
 from .template_rendering import run_template
 
@@ -24,6 +25,7 @@ def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict
     They are chat_template.jinja and additional_chat_templates/*.jinja, or else stand in tokenizer_config.json.
     """
     single = directory / "chat_template.jinja"
+    require_regular(single, TemplateError)
     files = {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
     if single.is_file():
         files[DEFAULT] = single
@@ -46,10 +48,8 @@ def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > TEMPLATE_BYTES:
-            raise TemplateError(f"{path} is larger than {TEMPLATE_BYTES:,} bytes; check where it comes from.")
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        return read_small(path, TEMPLATE_BYTES, TemplateError, "copy it from the model again").decode("utf-8")
+    except ValueError as error:
         raise TemplateError(f"{path} cannot be read: {error}.") from None
 
 

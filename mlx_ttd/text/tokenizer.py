@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, OptionError, TokenizerError
-from ..spec import read_json
+from ..spec import read_json, read_small, require_regular, user_path
 from .chat_template import read_templates, render
 from .detokenizer import Detokenizer
 
@@ -28,7 +28,7 @@ class Tokenizer:
     """
 
     def __init__(self, directory: str | Path):
-        self.directory = Path(directory)
+        self.directory = user_path(directory)
 
     def __repr__(self) -> str:
         return f"Tokenizer({str(self.directory)!r})"
@@ -36,15 +36,10 @@ class Tokenizer:
     @cached_property
     def _backend(self) -> tokenizers.Tokenizer:
         path = self.directory / "tokenizer.json"
+        hint = "copy the model's tokenizer.json there, or pass token ids instead of text"
         try:
-            if path.stat().st_size > TOKENIZER_BYTES:
-                raise TokenizerError(f"{path} is larger than {TOKENIZER_BYTES:,} bytes; check where it comes from.")
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise TokenizerError(
-                f"{path} does not exist; copy the model's tokenizer.json there, or pass token ids instead of text."
-            ) from None
-        except (OSError, ValueError) as error:
+            text = read_small(path, TOKENIZER_BYTES, TokenizerError, hint).decode("utf-8")
+        except ValueError as error:
             raise TokenizerError(f"{path} cannot be read: {error}.") from None
         from tokenizers import Tokenizer as Backend
 
@@ -61,6 +56,7 @@ class Tokenizer:
     def config(self) -> dict[str, Any]:
         """tokenizer_config.json, or an empty dict when the directory has none."""
         path = self.directory / "tokenizer_config.json"
+        require_regular(path, TokenizerError)
         try:
             return read_json(path, CONFIG_BYTES) if path.exists() else {}
         except ConfigError as error:

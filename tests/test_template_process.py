@@ -277,11 +277,9 @@ def run_program(program: str, **options) -> subprocess.CompletedProcess:
 
 
 def test_importing_starts_no_process_and_no_thread():
-    ran = run_program(
-        "print(live(), threading.active_count(), len(os.listdir('/proc/self/task')), 'jinja2' in sys.modules)"
-    )
+    ran = run_program("print(live(), threading.active_count(), 'jinja2' in sys.modules)")
     assert ran.stdout.split()[:2] == ["[]", "1"], ran.stderr
-    assert ran.stdout.split()[3] == "False"
+    assert ran.stdout.split()[2] == "False"
 
 
 ENDINGS = {
@@ -309,7 +307,7 @@ def test_no_process_outlives_its_program(ending):
 
 def test_a_forked_child_starts_its_own():
     ran = run_program(
-        "rendered('x'); mine = live()\n"
+        "import warnings; warnings.simplefilter('ignore'); rendered('x'); mine = live()\n"
         "if (child := os.fork()) == 0:\n"
         "    assert live() == []\n    print(rendered('child'), live() != mine, flush=True)\n    os._exit(0)\n"
         "assert os.waitpid(child, 0)[1] == 0\nprint(rendered('parent'), live() == mine)"

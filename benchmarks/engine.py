@@ -21,8 +21,8 @@ from typing import Any
 import mlx_ttd
 from benchmarks import command
 from benchmarks.block import Block, spread
-from mlx_ttd.generation import Chunk, Record, Running, generate_tokens, generation_options
-from mlx_ttd.outputs import ends_of, output_stream
+from mlx_ttd.generation import Chunk, Record, generation_options
+from mlx_ttd.session.pieces import Piece
 
 PROMPT, TRIPS, WARM, ALLOWED = "In the beginning", 5000, 200, (1.5, 20e-6)
 
@@ -51,17 +51,11 @@ def round_trip(trips: int = TRIPS) -> float:
 
 def direct(llm: mlx_ttd.LLM, options: dict[str, Any]) -> Iterator[Chunk]:
     """The pieces of `llm.stream` where the calling thread runs the loop, samples and makes text by itself."""
-    given, ids = generation_options(options), llm.encode(PROMPT)
-    text = output_stream(llm.tokenizer, ends_of(llm.store.path, llm.tokenizer), PROMPT, ids, given)
-    sequence, record = Running(llm.model, llm.model.make_cache()), Record()
-    record.begin(len(ids), 0)
-    steps = generate_tokens(
-        sequence, ids, given.length, given.sampler(), given.all_processors(len(ids)), llm.division.chunk, llm.counters
-    )
-    for count, step in enumerate(steps, 1):
-        chunk = text.add(step, last=count == given.length)
-        record.add(step, chunk)
-        yield chunk
+    given, record = generation_options(options), Record()
+    for event in llm._core.generation(llm._prepared(PROMPT, given), given):
+        if isinstance(event, Piece):
+            record.add(event.step, event.chunk, event.prompt_tokens, event.cached_tokens)
+            yield event.chunk
 
 
 def pairs(llm: mlx_ttd.LLM, options: dict[str, Any]) -> tuple[list[float], list[float]]:

@@ -1,7 +1,7 @@
 """More memory until the machine swaps: decoding speed by budget on a machine made small, and where "auto" lands.
 
     python -m benchmarks.auto_memory STORE [--left 3GB] [--budgets N] [--rounds N] [--tokens N] [--ungoverned]
-                                     [--swap 4GB] [--option NAME=VALUE] [--json FILE] [--keep]
+                                     [--swap 4GB] [--option NAME=VALUE] [--json FILE]
 
 A ballast locks all of the machine but `--left`, by default the store's least budget, a third of its experts and 500 MB;
 a swap file lies beside the store meanwhile. Budgets go in even steps from the least to a third more than is left. Every
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx_ttd
+from benchmarks import command
 from benchmarks.arms import Arm, load_options
 from benchmarks.ballast import ballast, drop_page_cache
 from benchmarks.block import Block, spread
@@ -58,7 +59,7 @@ class Tight(Budget):
     def __init__(self, store: str, memory: str, governed: bool, options: dict[str, Any]):
         super().__init__(store, memory, "cpu", options)
         if not governed:
-            self.llm.governor.check = lambda: None  # type: ignore[method-assign]
+            self.llm._core.governor.check = lambda: None  # type: ignore[method-assign]
             if self.llm.provider is not None:
                 self.llm.provider.before_call = None
 
@@ -102,7 +103,6 @@ def main() -> None:
     parser.add_argument("--ungoverned", action="store_true")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of mlx_ttd.load")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", action="store_true", help="make this run the one in RESULTS.json")
     arguments = parser.parse_args()
     options = load_options(arguments.option)
     about = mlx_ttd.info(arguments.store, **options)
@@ -138,8 +138,8 @@ def main() -> None:
     block.results["largest.vs_best"] = fixed[-1] / max(fixed)
     block.results["interior_optimum"] = float(0 < best < len(steps) - 1)
     block.note("cache", "dropped before each run; files " + str(options.get("read_mode", "cached")))
-    block.finish(arguments.json, arguments.keep)
+    block.finish(arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -38,7 +38,7 @@ def write_checkpoint(shape: str | Path, dst: Path, layers: int = 4) -> Path:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # as safetensors' own writer does, so that numbers are aligned
     block = bf16(np.random.default_rng(0).standard_normal(BLOCK_BYTES // 2, np.float32) * np.float32(SPREAD)).tobytes()
-    dst.mkdir(parents=True)
+    dst.mkdir(parents=True, exist_ok=True)
     (dst / "config.json").write_text(json.dumps(config))
     with open(dst / "model.safetensors", "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)

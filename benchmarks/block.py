@@ -1,8 +1,7 @@
-"""The block that every benchmark prints, the JSON it writes, and RESULTS.json with the last full run of each.
+"""The block that every benchmark prints, and the JSON it writes.
 
 `Block(name, effective)` before measuring notes the state of the machine; figures go into `results`, lines that are no
-figures (cache state, floors, digests) through `note`; `finish(path, keep)` prints, writes {"machine", "results", ...}
-to `path` and, with `keep`, to RESULTS.json: in place of the last run, or of its `part` that was measured again.
+figures (cache state, floors, digests) through `note`; `finish(path)` prints and writes {"machine", "results", ...}.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from benchmarks.commits import commit
 from mlx_ttd._version import __version__
 from mlx_ttd.observe import MachineState, machine_state
 from mlx_ttd.streaming.memory import machine_memory
 
-ROOT = Path(__file__).parent
-RESULTS = ROOT / "RESULTS.json"
 LIBRARIES = ("mlx", "numpy", "mlx-lm", "llama-cpp-python")
 
 
@@ -65,18 +63,6 @@ def machine() -> dict[str, Any]:
         "mlx_ttd": __version__,
         **{name: found for name in LIBRARIES if (found := _version(name))},
     }
-
-
-def commit() -> str | None:
-    """The checkout's commit, with + when its library or benchmarks differ from it; None outside a checkout."""
-    git = ["git", "-C", str(ROOT.parent)]
-    try:
-        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        paths = ["mlx_ttd", "csrc", "benchmarks/*.py"]
-        clean = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *paths], check=False).returncode == 0
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.stdout.strip() + ("" if clean else "+")
 
 
 def spread(values: Sequence[float]) -> str:
@@ -117,31 +103,12 @@ class Block:
         lines += [f"  {name:<40}{value:>14.4f}" for name, value in self.results.items()]
         return "\n".join([f"```\nbenchmarks.{self.benchmark}, {date.today().isoformat()}", *lines, "```"])
 
-    def finish(self, path: Path | None = None, keep: bool = False, part: bool = False) -> None:
-        """Print the block; write `path`; with `keep`, make this the entry in RESULTS.json, or `part` of it."""
+    def finish(self, path: Path | None = None) -> None:
+        """Print the block; write `path`."""
         after = machine_state(self.folder)
         print(self.text(after), flush=True)
-        entry = {"machine": self.machine, "noisy": self.noisy(after), "results": self.results}
         if path is not None:
+            entry = {"machine": self.machine, "noisy": self.noisy(after), "results": self.results, "commit": commit()}
             state = {"before": asdict(self.before), "after": asdict(after)}
             extra = {"effective": self.effective, "notes": dict(self.notes)}
             path.write_text(json.dumps(entry | state | extra, indent=1) + "\n")
-        if keep:
-            record(self.benchmark, entry, part=part)
-
-
-def record(benchmark: str, entry: Mapping[str, Any], path: Path = RESULTS, part: bool = False) -> None:
-    """Replace one benchmark's entry in RESULTS.json, dated, with the commit; the others stay.
-
-    With `part` its results that were not measured again stay too; "earlier" has the run of each.
-    """
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    new = {**entry, "date": date.today().isoformat(), "commit": commit()}
-    if part and (last := kept.get(benchmark)):
-        runs = {name: [last["date"], last["commit"]] for name in last["results"]} | last.get("earlier", {})
-        new["earlier"] = {name: run for name, run in runs.items() if name not in entry["results"]}
-        new["results"] = last["results"] | entry["results"]
-    kept[benchmark] = new
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
-    os.replace(draft, path)

@@ -1,6 +1,6 @@
 """One store under several memory budgets: the same tokens, at what speed, hit rate and peak memory.
 
-    python -m benchmarks.budgets STORE [--memory 3GB 6GB ...] [--tokens N] [--device gpu] [--json FILE] [--keep]
+    python -m benchmarks.budgets STORE [--memory 3GB 6GB ...] [--tokens N] [--device gpu] [--json FILE]
 
 Every budget has a process of its own; they take the same prompts in turn, tokens sampled with the prompt's number as
 seed. The first prompt finds an empty bank and is told apart. Records come through the page cache unless
@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 import mlx_ttd
+from benchmarks import command
 from benchmarks.arms import Arm, load_options
 from benchmarks.block import Block, spread
 from mlx_ttd.generation.response import peak_bytes
@@ -71,7 +72,6 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of mlx_ttd.load")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", action="store_true", help="make this run the one in RESULTS.json")
     arguments = parser.parse_args()
     options = load_options(arguments.option)
     for memory in arguments.memory:
@@ -102,8 +102,8 @@ def main() -> None:
     if len(found) > 1:
         block.results["same_tokens_and_logits"] = float(len(digests) == 1)
     block.note("digest", found[arguments.memory[0]][-1]["digest"][:16])
-    block.finish(arguments.json, arguments.keep)
+    block.finish(arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -1,6 +1,6 @@
 """This library beside llama.cpp with mmap, the same shapes, both under one true memory limit and both cold.
 
-    python -m benchmarks.capped [--json FILE] [--keep] [--work DIR] [--layers 4 8] [--rounds 2] [--left SIZE]
+    python -m benchmarks.capped [--json FILE] [--work DIR] [--layers 4 8] [--rounds 2] [--left SIZE]
 
 A ballast locks all of the machine but SIZE: by default 0.68 of the peer's file, 1.65 GiB for 4 layers, and what an idle
 process takes. Experts are wanted evenly in both models. For each prompt each program gets a process of its own and an
@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import command
 from benchmarks.arms import Arm, Streamed, load_options
 from benchmarks.ballast import ballast, drop_page_cache
 from benchmarks.block import Block, cores, spread
@@ -120,7 +121,6 @@ def run(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", action="store_true", help="make this run the one in RESULTS.json")
     parser.add_argument("--work", type=Path, help="directory for stores and files; left out: a temporary one")
     parser.add_argument("--layers", type=int, nargs="+", default=list(LAYERS))
     parser.add_argument("--experts", type=int, default=EXPERTS, help="fewer only to see that it runs")
@@ -134,8 +134,8 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         block = Block("capped", {"layers": arguments.layers, "rounds": arguments.rounds, **options}, work)
         run(work, block, arguments.layers, arguments.rounds, arguments.left, arguments.experts, **options)
-        block.finish(arguments.json, arguments.keep, part=tuple(arguments.layers) != LAYERS)
+        block.finish(arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -1,6 +1,6 @@
 """Converting a bf16 checkpoint of the real shapes, beside what disk and quantiser need for the same bytes alone.
 
-    python -m benchmarks.conversion [--json FILE] [--keep] [--layers 4] [--rounds 3] [--folder DIR]
+    python -m benchmarks.conversion [--json FILE] [--layers 4] [--rounds 3] [--folder DIR] [--source DIR]
 
 Each round, in turn: the conversion, in a process of its own, with the quantiser alone, from memory on all cores, before
 and after it; the disk alone, which reads the checkpoint on one thread and writes a store's bytes on another as the
@@ -28,6 +28,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from benchmarks import command
 from benchmarks.bf16_checkpoint import write_checkpoint
 from benchmarks.block import Block, spread
 from mlx_ttd.spec import Quantisation
@@ -129,13 +130,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where 14 GB are written and removed; by default for temporaries")
+    parser.add_argument("--source", type=Path, help="what benchmarks.bf16_checkpoint wrote; left out: it is written")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", action="store_true", help="replace the run in RESULTS.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         root = Path(folder)
         block = Block("conversion", {"shape": SHAPE, "layers": arguments.layers, "rounds": arguments.rounds}, root)
-        source = write_checkpoint(SHAPE, root / "source", arguments.layers) / "model.safetensors"
+        checkpoint = arguments.source or write_checkpoint(SHAPE, root / "source", arguments.layers)
+        source = checkpoint / "model.safetensors"
         found: dict[str, list[float]] = {name: [] for name in (*TIMED, "peak")}
         written = values = 0
         for _ in range(arguments.rounds):
@@ -167,8 +169,8 @@ def main() -> None:
         block.note("of the slower", spread(shares))
         block.results["conversion.fraction_of_slower"] = statistics.median(shares)
         block.results["conversion.peak_bytes"] = max(found["peak"])
-        block.finish(arguments.json, arguments.keep)
+        block.finish(arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -1,6 +1,6 @@
 """The native CPU operations at the shapes of Qwen3.6-35B-A3B, as ratios taken in one run.
 
-    python -m benchmarks.cpu_kernels [--json FILE] [--quick] [--keep]
+    python -m benchmarks.cpu_kernels [--json FILE] [--quick]
 
 Takes about three minutes, less than one with --quick, and 4 GB. Each round times every arm after the other; a figure
 is the median over rounds. Each arm reads over 400 MB in turn, so that no cache holds its weights; the bandwidth is that
@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from benchmarks import command
 from benchmarks.bandwidth import read_bandwidth
 from benchmarks.block import Block, spread
 from mlx_ttd import kernels
@@ -164,12 +165,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--keep", action="store_true", help="make this run the one in RESULTS.json")
     arguments = parser.parse_args()
     mx.set_default_device(mx.cpu)
     native: Any = extension()
-    if native is None:
-        raise SystemExit("mlx_ttd's native part is not installed, so there is nothing to measure.")
     rounds = 2 if arguments.quick else 9
     block = Block("cpu_kernels", {"isa": native.isa(), "threads": native.threads(), "rounds": rounds})
     block.note("cache", "cold: each arm reads over 400 MB in turn")
@@ -210,8 +208,8 @@ def main() -> None:
     for name, values in found.items():
         block.results[name] = statistics.median(values)
         block.note(name, spread(values))
-    block.finish(arguments.json, arguments.keep and not arguments.quick)
+    block.finish(arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -1,6 +1,7 @@
 """Whole models of Qwen3.6-35B-A3B's shapes, everything resident, int4 everywhere: this library beside llama.cpp.
 
-    python -m benchmarks.decode [--json FILE] [--quick] [--keep] [--work DIR] [--option NAME=VALUE ...]
+    python -m benchmarks.decode [--json FILE] [--quick] [--work DIR] [--option NAME=VALUE ...]
+    python -m benchmarks.decode --work DIR --prepare    writes the files alone
     python -m benchmarks.decode --device gpu ...        beside mlx-lm; takes the options of benchmarks.gpu_model
 
 4 and 8 layers of each are timed in turn; a whole model of 40 takes t4 + 9 (t8 - t4). Prompts are random tokens; a
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import gpu_model
+from benchmarks import command, gpu_model
 from benchmarks.arms import Arm, Resident, load_options
 from benchmarks.bandwidth import read_bandwidth
 from benchmarks.block import Block, cores, spread
@@ -104,8 +105,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--keep", action="store_true", help="make this run the one in RESULTS.json")
     parser.add_argument("--work", type=Path, help="directory for stores and files; left out: a temporary one")
+    parser.add_argument("--prepare", action="store_true", help="write the files and measure nothing")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--shape", default="qwen3.6-35b-a3b", help="a name in benchmarks/shapes, or a config.json")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of mlx_ttd.load")
@@ -123,6 +124,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
+        if arguments.prepare:
+            print([files(work, arguments.shape, n, experts) for n in LAYERS])
+            return
         effective = {"quick": arguments.quick, "shape": arguments.shape, "experts": experts, "layers": LAYERS}
         block = Block("decode", effective | {"rounds": rounds} | options, work)
         prepared = {n: files(work, arguments.shape, n, experts) for n in LAYERS}
@@ -131,8 +135,8 @@ def main() -> None:
         block.results["decode.floor_ms"] = bytes_a_token(spec) / block.results["read_gb_s"] / 1e6
         block.note("cache", "every weight resident in both, warm")
         compare(block, {n: measure(*prepared[n], rounds, depth, steps, options, block) for n in LAYERS})
-        block.finish(arguments.json, arguments.keep and not arguments.quick)
+        block.finish(arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

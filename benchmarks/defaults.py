@@ -12,7 +12,6 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import date
@@ -22,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import command
 from benchmarks.block import cores, processor
-from benchmarks.live_arm import SHAPE, Choices, LiveArm, load, slots_of_whole_model
+from benchmarks.live_arm import SHAPE, Choices, LiveArm, load, read_prompt, slots_of_whole_model
 from benchmarks.synthetic_store import write_store
-from mlx_ttd.generation.decode import Running, prefill
 from mlx_ttd.observe import probing
 from mlx_ttd.options import DEFAULTS_FILE
 from mlx_ttd.streaming import policy_names
@@ -74,9 +73,7 @@ def chunks(store: Path, rounds: int) -> Rates:
         for chunk in CHUNKS:
             with load(store, slots_of_whole_model(3 * 10**9), chunk=chunk) as llm:
                 ids = np.random.default_rng(2).integers(0, llm.store.spec.vocab, PROMPT).tolist()
-                began = time.perf_counter()
-                prefill(Running(llm.model, llm.model.make_cache(), []), ids, PROMPT, llm.counters)
-                found.setdefault(chunk, []).append(PROMPT / (time.perf_counter() - began))
+                found.setdefault(chunk, []).append(PROMPT / read_prompt(llm, ids, PROMPT))
     return {chunk: statistics.median(rates) for chunk, rates in found.items()}
 
 
@@ -126,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -18,6 +18,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from benchmarks import command
 from benchmarks.random_weights import random_lease, random_weight
 from mlx_ttd import kernels
 from mlx_ttd.kernels import Weight
@@ -107,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

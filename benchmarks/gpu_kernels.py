@@ -14,13 +14,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
+from benchmarks import command
+from benchmarks.commits import commit
 from benchmarks.gpu_checks import check_kernels
 from benchmarks.gpu_checks import report as report_checks
 from benchmarks.random_weights import random_lease, random_weight
@@ -130,7 +131,6 @@ def machine() -> dict[str, str]:
         "device": str(mx.device_info().get("device_name", "unknown")),
         "system": platform.platform(),
         "mlx": version("mlx"),
-        "date": date.today().isoformat(),
     }
 
 
@@ -177,8 +177,10 @@ def main() -> None:
         if rows >= cols:
             report(f"linear_{cols}_{rows}", matrix_arms(w, False), w[0].nbytes, 0.0)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"machine": machine(), "results": results, "commit": commit()}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

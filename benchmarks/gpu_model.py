@@ -23,6 +23,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from benchmarks import command
+from benchmarks.commits import commit
 from benchmarks.gpu_kernels import copy_bandwidth, machine
 from benchmarks.random_weights import random_records, random_weight
 from benchmarks.synthetic_store import read_shape
@@ -211,8 +213,9 @@ def main() -> None:
         print(f"{name:24} {value:10.3f}")
     print("kernels:", kernels.used)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+        found = {"machine": machine(), "results": results, "commit": commit()}
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

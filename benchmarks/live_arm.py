@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -13,8 +13,9 @@ import numpy as np
 import mlx_ttd
 from benchmarks.synthetic_store import plan_store, read_shape
 from mlx_ttd.allocation import divide_budget
-from mlx_ttd.generation.decode import Running, decode
+from mlx_ttd.generation.decode import Running, decode, prefill
 from mlx_ttd.options import make_options
+from mlx_ttd.session.core import Core
 from mlx_ttd.spec import model_spec
 from mlx_ttd.store import store_of_plan
 from mlx_ttd.store.checkpoint import Checkpoint
@@ -44,24 +45,54 @@ def load(
     return mlx_ttd.load(store, least + 10**8, verify="off", progress=False, replace=False, **fixed)
 
 
+T = TypeVar("T")
+
+
+def in_engine(llm: mlx_ttd.LLM, work: Callable[[Core], T]) -> T:
+    """What `work` makes of the parts of a model, in the thread that runs it."""
+    core = llm._core
+
+    def run() -> T:
+        with core.using():
+            return work(core)
+
+    return llm.engine.call(run)
+
+
+def new_sequence(core: Core) -> Running:
+    return Running(core.model, core.model.make_cache())
+
+
+def read_prompt(llm: mlx_ttd.LLM, ids: Sequence[int], chunk: int) -> float:
+    """Seconds that a new sequence takes to read `ids`."""
+
+    def read(core: Core) -> float:
+        sequence, began = new_sequence(core), time.perf_counter()
+        for _ in prefill(sequence, ids, chunk, core.counters):
+            pass
+        return time.perf_counter() - began
+
+    return in_engine(llm, read)
+
+
 class LiveArm:
     """A model with a live sequence of random tokens; `seconds(n)` decodes n more of them."""
 
     def __init__(self, llm: mlx_ttd.LLM, seed: int = 0, warm: int = WARM):
         self.llm, self.draws = llm, np.random.default_rng(seed)
-        self.sequence = Running(llm.model, llm.model.make_cache(), [])
+        self.sequence = in_engine(llm, new_sequence)
         self.seconds(warm)
 
     def token(self) -> int:
         return int(self.draws.integers(0, self.llm.store.spec.vocab))
 
     def seconds(self, steps: int) -> list[float]:
-        spent = []
-        for _ in range(steps):
-            token, began = self.token(), time.perf_counter()
-            decode(self.sequence, token, self.llm.counters)
-            spent.append(time.perf_counter() - began)
-        return spent
+        return in_engine(self.llm, lambda core: [self._step(core) for _ in range(steps)])
+
+    def _step(self, core: Core) -> float:
+        token, began = self.token(), time.perf_counter()
+        decode(self.sequence, token, core.counters)
+        return time.perf_counter() - began
 
 
 class Choices:

@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 import mlx_ttd
+from benchmarks import command
 
 INTERVAL = 0.01
 STEPS = 4
@@ -79,4 +80,4 @@ def over_budget(store: Path | str, budget: int, prompts: int, *options: str, lon
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

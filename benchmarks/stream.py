@@ -1,6 +1,6 @@
 """Streaming on a store of the real shapes: decode and prompts beside the disk's and the kernels' own bounds.
 
-    python -m benchmarks.stream [--json FILE] [--keep] [--store DIR] [--layers N] [--only NAME ...] [--rounds N]
+    python -m benchmarks.stream [--json FILE] [--store DIR] [--layers N] [--only NAME ...] [--rounds N]
 
 Without --store one of --layers layers (8 by default) is written first, 6 GB. Banks have the slots that the named memory
 buys for all 40 layers, so that a layer misses as often as in the whole model. Arms are alternated and the disk's own
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +23,11 @@ import mlx.core as mx
 import numpy as np
 
 import mlx_ttd
-from benchmarks import capped
+from benchmarks import capped, command
 from benchmarks.block import Block, spread
-from benchmarks.live_arm import SHAPE, WARM, Choices, LiveArm, load, slots_of_whole_model
+from benchmarks.live_arm import SHAPE, WARM, Choices, LiveArm, load, read_prompt, slots_of_whole_model
 from benchmarks.peak_memory import over_budget
 from benchmarks.synthetic_store import write_store
-from mlx_ttd.generation.decode import Running, prefill
 from mlx_ttd.observe import Profile, probing
 from mlx_ttd.plan import forecast
 from mlx_ttd.probe_machine import probe
@@ -81,7 +79,7 @@ def decode_warm(store: Path, block: Block, rounds: int) -> None:
         arms = [LiveArm(few), LiveArm(all_)]
         prompt = np.random.default_rng(1).integers(0, few.store.spec.vocab, PROMPT).tolist()
         for arm in arms:
-            prefill(Running(arm.llm.model, arm.llm.model.make_cache(), []), prompt, PROMPT, arm.llm.counters)
+            read_prompt(arm.llm, prompt, PROMPT)
             arm.seconds(WARM)
         times = [[statistics.median(arm.seconds(8)) for arm in arms] for _ in range(rounds)]
         block.note("decode_warm", "ms " + ", ".join(spread([t[i] * 1e3 for t in times]) for i in (0, 1)))
@@ -126,9 +124,7 @@ def prefill_2048(store: Path, block: Block, rounds: int) -> None:
     ids = np.random.default_rng(2).integers(0, opened.spec.vocab, PROMPT).tolist()
 
     def run(llm: mlx_ttd.LLM) -> float:
-        sequence, began = Running(llm.model, llm.model.make_cache(), []), time.perf_counter()
-        prefill(sequence, ids, PROMPT, llm.counters)
-        return time.perf_counter() - began
+        return read_prompt(llm, ids, PROMPT)
 
     few_slots = slots_of_whole_model(3 * 10**9)
     with load(store, few_slots, chunk=PROMPT) as few, load(store, opened.spec.experts, chunk=PROMPT) as all_:
@@ -161,7 +157,7 @@ def decode_32k(store: Path, block: Block, rounds: int) -> None:
             arm = arms[position] = LiveArm(llm, warm=0)
             for layer in arm.sequence.state:
                 if isinstance(layer, KVState):
-                    for a in layer.state:
+                    for a in layer.arrays:
                         a[:] = mx.random.normal(a.shape).astype(a.dtype)
                     layer.offset = position
                     mx.eval(layer.state)
@@ -246,7 +242,6 @@ def measure(result: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", action="store_true", help="make this run the one in RESULTS.json")
     parser.add_argument("--store", type=Path)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--only", nargs="+", type=measure, metavar="NAME", help="results, by name or its first part")
@@ -264,8 +259,8 @@ def main() -> None:
         for name in MEASURES:
             if name in wanted:
                 MEASURES[name](store, block, rounds)
-        block.finish(arguments.json, arguments.keep, part=wanted != set(MEASURES))
+        block.finish(arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

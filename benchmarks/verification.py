@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import mlx_ttd
+from benchmarks import command
 from benchmarks.block import Block, cores, spread
 from mlx_ttd.store import Store, open_store, verify
 from mlx_ttd.store.file_ranges import block_buffer, drop_cached, opened, ranges
@@ -149,8 +150,8 @@ def main() -> None:
             block.note(f"{check} {unit} a token", spread(values))
             block.results[f"decode_{check}_{unit}"] = statistics.median(values)
         block.results[f"decode_{check}_records"] = rounds[0][2]
-    block.finish(arguments.json, keep=True)
+    block.finish(arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

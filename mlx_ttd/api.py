@@ -13,12 +13,12 @@ import mlx.core as mx
 from . import kernels
 from .allocation import divide_budget
 from .errors import BudgetError, OptionError
-from .llm import LLM
 from .observe import Recorder, Trace, make_trace_folder, probing
 from .open_models import close_open, note_open
 from .options import make_options
 from .progress_line import interactive
 from .prompts import Prompt
+from .session.llm import LLM
 from .stats import Stats
 from .store import VerifyReport, convert, open_store
 from .store import info as store_info
@@ -31,20 +31,27 @@ __all__ = ["LLM", "Prompt", "Stats", "convert", "demo_path", "info", "load", "st
 def info(store: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
     """What a store holds and costs, in bytes, without loading it; `least_bytes` is the smallest budget that runs."""
     chosen = make_options(options)
-    opened = open_store(store_path(store, chosen))
+    opened = open_store(store_path(store, chosen), chosen.follow_links)
     context = min(chosen.context, opened.spec.max_context)
     try:
         least = divide_budget(opened, changed(chosen, memory=1 << 49), context).least
     except BudgetError as error:
         least = error.least_bytes or 0
-    return store_info(opened.path) | {"context": context, "least_bytes": least}
+    return store_info(opened.path, chosen.follow_links) | {"context": context, "least_bytes": least}
 
 
 def verify(
-    store: str | os.PathLike[str], threads: int | None = None, progress: Callable[..., None] | None = None
+    store: str | os.PathLike[str],
+    threads: int | None = None,
+    progress: Callable[..., None] | None = None,
+    **options: Any,
 ) -> VerifyReport:
-    """Compare every byte of a store with the digests in its manifest; the error lists what is damaged."""
-    return verify_store(store_path(store), threads, progress)
+    """Compare every byte of a store with the digests in its manifest; the error lists what is damaged.
+
+    `options` are those of `load`; `stores` and `follow_links` are of use.
+    """
+    chosen = make_options(options)
+    return verify_store(store_path(store, chosen), threads, progress, chosen.follow_links)
 
 
 def trace(store: str | os.PathLike[str], prompt: Prompt, folder: str | os.PathLike[str], **options: Any) -> Trace:
@@ -88,7 +95,7 @@ def load(
     if share is not None and memory != "auto":
         raise OptionError("memory= and share= exclude each other: the budget is that of the model to share with.")
     chosen = make_options({"memory": memory, **options} if memory != "auto" else options)
-    store = open_store(store_path(path_or_id, chosen))
+    store = open_store(store_path(path_or_id, chosen), chosen.follow_links)
     if interactive() if replace is None else replace:
         close_open(store.path, keep=share)
     forced = kernels.forced_kind()

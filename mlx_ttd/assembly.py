@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -12,7 +13,6 @@ from .layers import ResidentWeights
 from .models import Model, model_class
 from .observe import Counters
 from .options import Options
-from .progress_line import ProgressLine
 from .store import Store
 from .streaming import (
     ALLOCATOR_RESERVE,
@@ -22,7 +22,6 @@ from .streaming import (
     Ledger,
     ReadPool,
     ReadThreads,
-    show_size,
 )
 
 
@@ -52,9 +51,12 @@ def assemble(
     ledger: Ledger,
     counters: Counters,
     threads: ReadThreads | None,
-    line: ProgressLine,
+    report: Callable[[int, int], None],
 ) -> Assembly:
-    """Read the resident weights and make the banks. threads: those that another model reads on, to share them."""
+    """Read the resident weights and make the banks. threads: those that another model reads on, to share them.
+
+    report: called with the bytes of weights read so far and of all.
+    """
     kernels.require_simd_width()
     provider = None
     if store.spec.is_moe:
@@ -63,8 +65,7 @@ def assemble(
         provider = ExpertProvider(
             store, slots, ledger, counters, pool, policy, options.verify, options.read_mode, options.prefetch
         )
-    bar = line.bar(show_size)
-    weights = ResidentWeights(store, lambda done: bar(done, division.resident))
+    weights = ResidentWeights(store, lambda done: report(done, division.resident))
     embedding = None
     if store.embedding:
         embedding = EmbeddingRows(store.embedding, store.quantisation("embedding"), counters)
@@ -72,6 +73,5 @@ def assemble(
     dtype, rounded = residual_dtype(options), options.matmul == "bf16"
     model = kind(store.spec, weights, provider, embedding, dtype, options.kv_bits, context, rounded)
     mx.eval(model.parameters())
-    line.clear()
     counters.resident_bytes = weights.bytes_read
     return Assembly(model, provider, embedding)

@@ -28,6 +28,7 @@ from .options import PREFIX, Options
 from .plan import PROMPT, TARGET
 from .plan import plan as forecast_plan
 from .progress_line import ProgressLine
+from .spec import user_path
 from .store import Norms, Progress
 from .streaming import machine_memory, policy_names, show_size
 
@@ -67,6 +68,10 @@ PolicyOption = Annotated[
 ]
 ThinkingOption = Annotated[
     bool | None, typer.Option("--thinking/--no-thinking", help="Ask the chat template for reasoning, or for none.")
+]
+LinksOption = Annotated[
+    bool | None,
+    typer.Option("--follow-links", help="Follow links that lead outside the store, as to experts/ on another disk."),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text alone, no statistics.")]
 
@@ -158,6 +163,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     context: ContextOption = None,
     policy: PolicyOption = None,
+    follow_links: LinksOption = None,
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went; the run is slower.")] = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -165,7 +171,8 @@ def generate(
     sampling = _sampling(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
     )
-    with _load(model, quiet, memory=memory, context=context, policy=policy) as llm:
+    given = {"memory": memory, "context": context, "policy": policy, "follow_links": follow_links}
+    with _load(model, quiet, **given) as llm:
         template = {} if thinking is None else {"enable_thinking": thinking}
         message: Any = [{"role": "user", "content": prompt}] if chat else prompt
         chunks = llm.stream(message, stop=tuple(stop or ()), template=template, **sampling)
@@ -192,6 +199,7 @@ def chat(
     seed: SeedOption = 0,
     context: ContextOption = None,
     policy: PolicyOption = None,
+    follow_links: LinksOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Talk with a model. An empty line or Ctrl-D ends; Ctrl-C ends an answer."""
@@ -202,9 +210,11 @@ def chat(
     )
     if sys.stdin is None:
         raise OptionError("standard input is closed, and chat reads its messages there; open it, or use generate.")
-    with _load(model, quiet, memory=memory, context=context, policy=policy) as llm:
+    sign = "> " if sys.stdin.isatty() and sys.stderr.isatty() else ""
+    given = {"memory": memory, "context": context, "policy": policy, "follow_links": follow_links}
+    with _load(model, quiet, **given) as llm:
         while True:
-            print("> ", end="", file=sys.stderr, flush=True)
+            print(sign, end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline().strip()
             if not line:
                 break
@@ -251,10 +261,11 @@ def _print_table(data: dict[str, Any], indent: str = "") -> None:
 def info(
     store: StoreArgument = "demo",
     context: ContextOption = None,
+    follow_links: LinksOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a store holds, what it costs in memory, and the least budget it runs in."""
-    found = api.info(store, **_given(context=context))
+    found = api.info(store, **_given(context=context, follow_links=follow_links))
     if as_json:
         print(json.dumps(found, indent=1))
     else:
@@ -262,9 +273,9 @@ def info(
 
 
 @app.command()
-def verify(store: StoreArgument = "demo") -> None:
+def verify(store: StoreArgument = "demo", follow_links: LinksOption = None) -> None:
     """Check a store's structure, and every byte of it against the digests in its manifest."""
-    found = api.verify(store, progress=_progress("verify"))
+    found = api.verify(store, progress=_progress("verify"), **_given(follow_links=follow_links))
     parts = f"{found.records:,} records, {found.tensors:,} tensors and {found.files:,} files"
     speed = f"{show_size(found.bytes)} in {found.seconds:.1f} s"
     print(f"{store}: every digest matches: {parts}, policy {found.policy}, {speed}; store digest {found.digest}")
@@ -298,9 +309,10 @@ def trace(
     prompt: Annotated[str, typer.Option(help="The text to pass through the model.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The directory to write.")],
     memory: MemoryOption = None,
+    follow_links: LinksOption = None,
 ) -> None:
     """Record what every layer makes of every token of a prompt."""
-    found = api.trace(store, prompt, output, **_given(memory=memory))
+    found = api.trace(store, prompt, output, **_given(memory=memory, follow_links=follow_links))
     print(f"{output}: {len(found.tokens)} tokens, digest {found.digest}")
 
 
@@ -332,6 +344,7 @@ def plan(
     wanted: Annotated[float | None, typer.Option(help="A wanted tok/s: say what stands in its way.")] = None,
     context: ContextOption = None,
     head_bits: Annotated[int | None, typer.Option(help="Bits of the head of a checkpoint: 16, 8 or 4.")] = None,
+    follow_links: LinksOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Forecast from headers alone whether a model fits, and how fast it will be. Exit code 1 where it does not fit."""
@@ -341,20 +354,22 @@ def plan(
         prompt_tokens=prompt_tokens,
         wanted_tok_s=wanted,
         head_bits=head_bits,
-        **_given(memory=memory, context=context),
+        **_given(memory=memory, context=context, follow_links=follow_links),
     )
     print(json.dumps(found.to_json(), indent=1) if as_json else found)
     raise typer.Exit(0 if found.fits else 1)
 
 
-def _check_png(path: Path) -> None:
-    """OptionError where a sweep could not be drawn, told before it is measured."""
+def _check_png(path: Path) -> Path:
+    """Where a sweep will be drawn. OptionError where it could not be, told before it is measured."""
+    path = user_path(path)
     if path.suffix.lower() != ".png":
         raise OptionError(f"--png {path} is no name of a PNG; end it in .png.")
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise OptionError(f"--png {path} cannot be written; name a file in a directory that can be written to.")
     if find_spec("matplotlib") is None:
         raise OptionError("--png needs matplotlib; install it, or leave --png out.")
+    return path
 
 
 @app.command()
@@ -364,17 +379,18 @@ def bench(
     tokens: Annotated[int, typer.Option(help="Tokens to decode after each prompt.")] = 32,
     budgets: Annotated[str | None, typer.Option("--sweep", help="LOW:HIGH, budgets to compare, as 2.5GB:8GB.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw the sweep here; needs matplotlib.")] = None,
+    follow_links: LinksOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure a store on this machine and print a block to paste, with the forecast beside it."""
     if png is not None:
-        _check_png(png)
+        png = _check_png(png)
     if budgets is None:
-        report = run_bench(store, tokens=tokens, **_given(memory=memory))
+        report = run_bench(store, tokens=tokens, **_given(memory=memory, follow_links=follow_links))
         print(json.dumps(report.to_json(), indent=1) if as_json else report)
         return
     low, _, high = budgets.partition(":")
-    found = sweep(store, low, high or low)
+    found = sweep(store, low, high or low, **_given(follow_links=follow_links))
     if png is not None:
         draw_knee(found, png)
     lines = [f"{show_size(budget)}: {rate:.2f} tok/s" for budget, rate in found.items()]

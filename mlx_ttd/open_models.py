@@ -7,7 +7,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from .errors import BusyError
-from .llm import LLM
+from .session.llm import LLM
 
 _open: WeakSet[LLM] = WeakSet()
 

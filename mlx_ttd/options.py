@@ -66,6 +66,10 @@ class Options:
         False, "keep slots and resident weights in memory when the machine swaps, where the system allows it"
     )
     stores: str = _option("~/.cache/mlx_ttd", "directory where the store of a hub id OWNER/NAME is OWNER/NAME.ttd")
+    idle: float = _option(
+        30.0, "seconds after which a stream of which no piece is asked for ends while another call waits", high=86_400
+    )
+    follow_links: bool = _option(False, "follow links that lead outside the store, as to experts/ on another disk")
     progress: bool = _option(
         True, "a line while weights or a long prompt are read, on a terminal or in a notebook, nowhere else"
     )
@@ -88,11 +92,12 @@ def _convert(name: str, text: str, default: Any) -> Any:
         if text.lower() not in TRUE + FALSE:
             raise OptionError(f"{PREFIX}{name.upper()}={text!r} is neither true nor false; write 1 or 0.")
         return text.lower() in TRUE
-    if isinstance(default, int):
+    if isinstance(default, int | float):
+        kind, wanted = (int, "an integer") if isinstance(default, int) else (float, "a number")
         try:
-            return int(text)
+            return kind(text)
         except ValueError:
-            raise OptionError(f"{PREFIX}{name.upper()}={text!r} is not an integer.") from None
+            raise OptionError(f"{PREFIX}{name.upper()}={text!r} is not {wanted}.") from None
     return text
 
 
@@ -119,6 +124,9 @@ def make_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.e
             raise OptionError(f"option {shown} is unknown; {known_names(name, known, 1)}")
     values = {name: _convert(name, text, known[name].default) for name, text in variables.items()}
     values |= {name: plain_number(value) for name, value in given.items()}
+    for name, value in values.items():
+        if isinstance(known[name].default, float) and type(value) is int:
+            values[name] = float(value)
     for name, value in values.items():
         _check(name, value, known[name].default, known[name].metadata)
     return Options(**values)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .generation import GenerationOptions, IdStream, TextStream, read_eos_ids, stop_ids
-from .prompts import Prompt, is_chat
 from .text import Tokenizer, opens_reasoning
 
 
@@ -17,11 +16,11 @@ def ends_of(store: Path, tokenizer: Tokenizer | None) -> frozenset[int]:
 
 
 def output_stream(
-    tokenizer: Tokenizer | None, ends: frozenset[int], prompt: Prompt, ids: Sequence[int], options: GenerationOptions
+    tokenizer: Tokenizer | None, ends: frozenset[int], chat: bool, ids: Sequence[int], options: GenerationOptions
 ) -> IdStream:
-    """Makes the chunks of the answer to `prompt`, whose tokens are `ids`; without a tokenizer, chunks without text."""
+    """Makes the chunks of the answer to a prompt of `ids`; without a tokenizer, chunks without text."""
     stops = ends if options.stops else frozenset()
     if tokenizer is None:
         return IdStream(stops, options.logprobs)
-    inside = is_chat(prompt) and opens_reasoning(tokenizer.decode(ids[-64:]))
+    inside = chat and opens_reasoning(tokenizer.decode(ids[-64:]))
     return TextStream(tokenizer, stops, options.stop_strings, inside, options.tools, options.logprobs)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import comb, inf, prod
-from pathlib import Path
 from typing import Any
 
 from . import kernels
@@ -17,7 +16,7 @@ from .hit_rate import Curve, hit_rate, measured_curve
 from .machine import Machine, machine_named
 from .options import Options, make_options
 from .probe_machine import probe
-from .spec import trunk_tensors
+from .spec import trunk_tensors, user_path
 from .store import Store, is_hub_id, open_store, planned_store
 from .store_paths import store_path
 from .streaming import auto_budget, machine_memory, parse_size, show_size
@@ -161,15 +160,16 @@ def _advice(wanted: float, step: Mapping[str, float]) -> str:
 
 
 def _store(source: str | os.PathLike[str], options: Options, head_bits: int | None) -> Store:
-    checkpoint = (Path(source) / "config.json").is_file() and not (Path(source) / "manifest.json").is_file()
-    stored = Path(options.stores).expanduser() / f"{source}.ttd" / "manifest.json"
-    hub = is_hub_id(source) and not stored.is_file()
+    given = user_path(source)
+    checkpoint = (given / "config.json").is_file() and not os.path.lexists(given / "manifest.json")
+    stored = user_path(options.stores) / f"{source}.ttd" / "manifest.json"
+    hub = is_hub_id(source) and not os.path.lexists(stored)
     if checkpoint or hub:
         return planned_store(source, head_bits)
     path = store_path(source, options)
     if head_bits is not None:
         raise OptionError(f"head_bits is of use with a checkpoint alone, and {path} is a store, which has its head.")
-    return open_store(path)
+    return open_store(path, options.follow_links)
 
 
 def _check(prompt_tokens: int | None, wanted_tok_s: float | None) -> None:

@@ -14,8 +14,8 @@ import mlx.core as mx
 from . import kernels
 from .api import demo_path, info, load
 from .kernels import Weight
-from .llm import LLM
 from .machine import Machine
+from .session.llm import LLM
 from .store import Store
 from .streaming import disk_rates, machine_memory
 
@@ -77,9 +77,9 @@ def _layer_us() -> float:
 
 def _computing(store: Store) -> float:
     """Seconds of a decode step of `store` at the least budget that found every expert in memory; 0 without one."""
-    least = info(store.path)["least_bytes"]
+    least = info(store.path, follow_links=store.follow_links)["least_bytes"]
     found = []
-    with _loaded(store.path, least) as llm:
+    with _loaded(store.path, least, follow_links=store.follow_links) as llm:
         cache, token = llm.model.make_cache(), mx.array([[1]])
         for _ in range(STEPS):
             misses, began = llm.counters.misses, time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from .errors import OptionError
@@ -29,13 +30,22 @@ def ids_of(tokenizer: Tokenizer, prompt: Prompt, tools: Any, template: Mapping[s
     return prompt  # type: ignore[return-value]
 
 
-def ids_after(tokenizer: Tokenizer, prompt: Prompt, continuation: str) -> list[int]:
-    """Ids of a text that follows a prompt: after a text, those that both have in one piece, where they can be told."""
+def ids_after(tokenizer: Tokenizer, prompt: Prompt, continuation: str | Sequence[int]) -> tuple[Prompt, Sequence[int]]:
+    """A prompt, and the ids of what follows it. Two texts are tokenised in one piece and cut where lm-eval cuts them.
+
+    That is before the spaces that end the first: models have read " word" as one token, and hardly " " before "word".
+    Where tokens cross the cut each text is tokenised by itself, since the halves of a cut token spell other texts.
+    """
+    if not isinstance(continuation, str) or not continuation:
+        return prompt, continuation or []
     if isinstance(prompt, str):
-        before, whole = tokenizer.encode(prompt), tokenizer.encode(prompt + continuation)
-        if whole[: len(before)] == before:
-            return whole[len(before) :]
-    return tokenizer.encode(continuation)
+        whole = tokenizer.encode(prompt + continuation)
+        for context in filter(None, (prompt.rstrip(), prompt)):
+            before = tokenizer.encode(context)
+            after = whole[len(before) :]
+            if after and tokenizer.decode([*before, *after]) == tokenizer.decode(whole):
+                return before, after
+    return prompt, tokenizer.encode(continuation)
 
 
 def continued(
@@ -60,18 +70,47 @@ def continued(
     return fresh
 
 
-def repeated(
-    tokenizer: Tokenizer, prompt: Messages, rendered: str, ids: Sequence[int], template: Mapping[str, Any]
-) -> int:
-    """How many of the `ids` of a rendered chat its next turn begins with, whatever the answer; 0 if it cannot be told.
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """A prompt as far as it can be worked out before its turn, and what its answer is read by.
 
-    A template that drops old reasoning repeats all up to the user's question, but not the answer.
+    tokens: its ids, () for a chat, which is kept `rendered`, and up to its last question, "" where that cannot be told.
     """
-    if prompt[-1].get("role") != "user":
-        return 0
-    question = tokenizer.render_chat(prompt, **{**template, "add_generation_prompt": False})
-    begun = tokenizer.encode(rendered[len(question) :]) if rendered.startswith(question) else []
-    return len(ids) - len(begun) if begun and list(ids[-len(begun) :]) == begun else 0
+
+    tokenizer: Tokenizer | None
+    ends: frozenset[int]
+    tokens: Sequence[int] = ()
+    rendered: str | None = None
+    question: str = ""
+
+    @property
+    def chat(self) -> bool:
+        return self.rendered is not None
+
+    def ids_after(self, written: Sequence[int], marked: int) -> tuple[Sequence[int], int]:
+        """The ids where the live tokens are `written`, which a chat may go on from, and how many to mark, 0 for none.
+
+        What is marked is what a chat's next turn begins with, whatever the answer: a template that drops old reasoning
+        repeats all up to the user's question, but not the answer.
+        """
+        if self.rendered is None or self.tokenizer is None:
+            return self.tokens, 0
+        ids = continued(self.tokenizer, self.rendered, written, self.ends, marked)
+        if not self.question or not self.rendered.startswith(self.question):
+            return ids, 0
+        begun = self.tokenizer.encode(self.rendered[len(self.question) :])
+        return ids, len(ids) - len(begun) if begun and list(ids[-len(begun) :]) == begun else 0
+
+
+def prepare(
+    tokenizer: Tokenizer, ends: frozenset[int], prompt: Messages, template: Mapping[str, Any], marks: bool
+) -> PreparedPrompt:
+    """A chat, rendered. marks: whether its last question is to be found."""
+    rendered = tokenizer.render_chat(prompt, **template)
+    question = ""
+    if marks and prompt[-1].get("role") == "user":
+        question = tokenizer.render_chat(prompt, **{**template, "add_generation_prompt": False})
+    return PreparedPrompt(tokenizer, ends, rendered=rendered, question=question)
 
 
 def check_ids(ids: Sequence[int], vocab: int) -> list[int]:

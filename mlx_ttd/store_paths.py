@@ -9,6 +9,7 @@ from shlex import quote
 
 from .errors import OptionError, StoreError
 from .options import Options, make_options
+from .spec import user_path
 from .store import hub_bytes, is_hub_id, refuse_file
 
 
@@ -32,11 +33,8 @@ def store_path(path_or_id: str | os.PathLike[str], options: Options | None = Non
         return demo_path()
     if not isinstance(path_or_id, str | os.PathLike):
         raise OptionError(f"a store is named by a path, a hub id or 'demo', not by a {type(path_or_id).__name__}.")
-    path = Path(path_or_id)
-    try:
-        held = [name for name in ("manifest.json", "config.json") if (path / name).is_file()]
-    except OSError as error:
-        raise StoreError(f"{path} cannot be looked at: {error.strerror}; name a *.ttd directory, or 'demo'.") from None
+    path = user_path(path_or_id)
+    held = [name for name in ("manifest.json", "config.json") if _there(path / name)]
     if "manifest.json" in held:
         return path
     if held:
@@ -48,9 +46,20 @@ def store_path(path_or_id: str | os.PathLike[str], options: Options | None = Non
     raise StoreError(f"{path} is not a store: it has no manifest.json; name a *.ttd directory, or 'demo'.")
 
 
+def _there(path: Path) -> bool:
+    """Whether anything lies at a path. StoreError where the system does not tell."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise StoreError(f"{path} cannot be looked at: {error.strerror}; name a *.ttd directory, or 'demo'.") from None
+    return True
+
+
 def _hub_store(name: str, options: Options) -> Path:
-    path = Path(options.stores).expanduser() / f"{name}.ttd"
-    if (path / "manifest.json").is_file():
+    path = user_path(options.stores) / f"{name}.ttd"
+    if _there(path / "manifest.json"):
         return path
     size = hub_bytes(name)
     cost = "" if size is None else f", which downloads {size / 1e9:.2f} GB"

@@ -12,7 +12,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob(
 FENCE = re.compile(r"(?:<!-- not run: (?P<reason>.+?) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 NAME = re.compile(r"(?<![\w./])mlx_ttd(?:\.[A-Za-z_]\w*)+")
-UNIT = r"tok/s|tokens/s|[KMG]B/s|bits per byte|bits/byte|%|x\b|×|ms|µs|us\b"
+UNIT = r"tok/s|tokens/s|[KMG]B/s|bits per byte|bits/byte|%|x\b|×|times\b|ms|µs|us\b|s\b"
 FIGURE = re.compile(rf"(?<![\w.,])(?P<number>\d[\d,]*(?:\.\d+)?)\s?(?P<unit>{UNIT})")
 
 

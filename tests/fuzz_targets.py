@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,18 +16,23 @@ import mlx.core as mx
 import mutations
 import numpy as np
 import tokenizers
-from checkpoints import tiny
+from checkpoints import MOE, tiny
+from hub_answers import answering, honest_answers
 from safetensors.numpy import load_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from vocabulary import TEMPLATE, write_byte_tokenizer
 
 import mlx_ttd
 from mlx_ttd import state
+from mlx_ttd.errors import TTDError
 from mlx_ttd.generation import read_generation_defaults
 from mlx_ttd.observe import Trace, first_difference, incomparable, load_trace
 from mlx_ttd.spec import model_spec
 from mlx_ttd.store import open_store
 from mlx_ttd.store.checkpoint import INDEX, open_checkpoint
+from mlx_ttd.store.hub import open_hub_checkpoint
+from mlx_ttd.store.hub_patience import Patience
+from mlx_ttd.store.safetensors_file import HEADER_LIMIT, make_header
 from mlx_ttd.store.sources import match
 from mlx_ttd.text import Limits, Tokenizer, read_templates, render
 
@@ -40,13 +47,101 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 @dataclass(frozen=True)
 class Target:
-    """A reader and where its untrusted file lies. `place` writes an input; `compiles`: it may compile Python code."""
+    """A reader and where its untrusted file lies. `place` writes an input.
+
+    limits: what the process where it renders a template is held to; the only one that a reader may start or end.
+    writes: the one folder that it may write in.
+    held: bytes of the largest file that an input may have read beside itself.
+    """
 
     make: mutations.Make
     seeds: Sequence[bytes]
     place: Callable[[bytes], Any]
     read: Callable[[], Any]
-    compiles: bool = False
+    limits: Limits | None = None
+    writes: Path | None = None
+    held: int = 0
+
+
+def place_sparse(path: Path) -> Callable[[bytes], None]:
+    """Writes a safetensors file, with as many bytes behind it as it claims where these are more than are ever read."""
+
+    def place(data: bytes) -> None:
+        path.write_bytes(data)
+        claimed = int.from_bytes(data[:8], "little")
+        if HEADER_LIMIT < claimed < 1 << 40:
+            os.truncate(path, 8 + claimed)
+
+    return place
+
+
+def put(place: Path, kind: str, end: str) -> None:
+    """Put something of `kind` where a file may be."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(os.path.relpath(place))
+    elif kind == "directory":
+        place.mkdir()
+    elif kind == "link":
+        place.symlink_to(end)
+    elif kind != "missing":
+        place.write_bytes(
+            {"pointer": mutations.POINTER, "huge header": (300 << 20).to_bytes(8, "little")}.get(kind, b"")
+        )
+        if kind.startswith("huge"):
+            os.truncate(place, 1 << 32)
+
+
+def file_kinds(whole: Path, read: Callable[[Path, bool], object]) -> Target:
+    """Directories like `whole` with something else in the place of some files; another one like it is beside."""
+    folder, follow = whole.parent / "store", False
+    shutil.copytree(whole, whole.parent / "other")
+
+    def place(data: bytes) -> None:
+        nonlocal follow
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole, folder, copy_function=os.link)
+        with suppress(json.JSONDecodeError):
+            placed = json.loads(data)
+            follow = placed["follow"]
+            for name, kind, end in placed["places"]:
+                with suppress(OSError):
+                    put(folder / name, kind, end)
+
+    def read_everything() -> None:
+        """Each reader meets what lies there, though one before it has refused."""
+        errors = []
+        tokenizer = Tokenizer(folder)
+        for one in (
+            lambda: read(folder, follow),
+            lambda: read_generation_defaults(folder),
+            lambda: tokenizer.encode("a"),
+            lambda: tokenizer.templates,
+        ):
+            try:
+                one()
+            except TTDError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    held = max(path.stat().st_size for path in whole.rglob("*"))
+    return Target(mutations.places, [b'{"follow": false, "places": []}'], place, read_everything, held=held)
+
+
+def store_places(folder: Path) -> Target:
+    return file_kinds(shutil.copytree(mlx_ttd.demo_path(), folder / "whole"), open_store)
+
+
+def checkpoint_places(folder: Path) -> Target:
+    whole = tiny(folder / "whole")
+    write_byte_tokenizer(whole)
+    return file_kinds(whole, lambda path, follow: match(open_checkpoint(path)))
 
 
 def manifest(folder: Path) -> Target:
@@ -56,7 +151,7 @@ def manifest(folder: Path) -> Target:
 
 def store_header(folder: Path) -> Target:
     path = shutil.copytree(mlx_ttd.demo_path(), folder / "store") / "mtp.safetensors"
-    return Target(mutations.safetensors, [path.read_bytes()], path.write_bytes, lambda: open_store(path.parent))
+    return Target(mutations.safetensors, [path.read_bytes()], place_sparse(path), lambda: open_store(path.parent))
 
 
 def store_config(folder: Path) -> Target:
@@ -69,7 +164,8 @@ def checkpoint_files(folder: Path, name: str, make: mutations.Make) -> Target:
     index = {"weight_map": {"a": "model.safetensors", "b": "model.safetensors"}}
     if name == INDEX:
         path.write_text(json.dumps(index))
-    return Target(make, [path.read_bytes()], path.write_bytes, lambda: match(open_checkpoint(path.parent)))
+    place = place_sparse(path) if path.suffix == ".safetensors" else path.write_bytes
+    return Target(make, [path.read_bytes()], place, lambda: match(open_checkpoint(path.parent)))
 
 
 def checkpoint_header(folder: Path) -> Target:
@@ -123,12 +219,14 @@ def tokenizer_config(folder: Path) -> Target:
         "extra_special_tokens": {"image_token": {"content": "<|im_start|>"}},
     }
 
+    limits = Limits(len(TEXT) * 100, 0.5, 32 << 20)
+
     def read() -> None:
         found = Tokenizer(folder)
         assert isinstance(found.eos_ids, frozenset)
-        render(found.templates, MESSAGES, variables=found.special_tokens, limits=Limits(len(TEXT) * 100, 0.1))
+        render(found.templates, MESSAGES, variables=found.special_tokens, limits=limits)
 
-    return Target(mutations.json_text, [json.dumps(seed).encode()], path.write_bytes, read, compiles=True)
+    return Target(mutations.json_text, [json.dumps(seed).encode()], path.write_bytes, read, limits)
 
 
 def generation_config(folder: Path) -> Target:
@@ -145,13 +243,13 @@ def generation_config(folder: Path) -> Target:
 def chat_template(folder: Path) -> Target:
     path = folder / "chat_template.jinja"
     seeds = [TEMPLATE.read_bytes(), (mlx_ttd.demo_path() / path.name).read_bytes()]
-    limits = Limits(100_000, 0.5)
+    limits = Limits(100_000, 0.5, 32 << 20)
     return Target(
         mutations.template,
         seeds,
         path.write_bytes,
         lambda: render(read_templates(folder, {}), MESSAGES, tools=TOOLS, limits=limits),
-        compiles=True,
+        limits,
     )
 
 
@@ -163,7 +261,7 @@ def saved_state(folder: Path) -> Target:
 
     empty = fresh()
     for layer in empty:
-        layer.restore([a[:, :3] if isinstance(layer, state.KVState) else a for a in layer.state], 3)
+        layer.restore([a[:, :3] if isinstance(layer, state.KVState) else a for a in layer.arrays], 3)
     state.save(state.take(empty, [1, 2, 3], {"store": "x"}), path)
 
     def read() -> None:
@@ -207,10 +305,35 @@ def trace_arrays(folder: Path) -> Target:
     return Target(mutations.safetensors, [path.read_bytes()], place, lambda: compare(folder))
 
 
+def hub(folder: Path) -> Target:
+    """A hub that answers an opening and the fetching of a shard."""
+    header = make_header(folder, {"a": ("F32", (4,)), "b": ("BF16", (2, 3))})
+    shard = header.raw + bytes(header.file_bytes - len(header.raw))
+    cache, given = folder / "cache", [b""]
+    patience = Patience(tries=2, pause=lambda seconds: None)
+
+    def place(data: bytes) -> None:
+        shutil.rmtree(cache, ignore_errors=True)
+        given[:] = data.split(mutations.BETWEEN)
+
+    def read() -> None:
+        with (
+            answering(list(given)),
+            open_hub_checkpoint("some-lab/tiny", None, cache, lambda count: None, patience) as checkpoint,
+        ):
+            for info in checkpoint.tensors.values():
+                checkpoint.read(info, 0, info.nbytes)
+
+    seeds = honest_answers(json.dumps(MOE).encode(), shard)
+    return Target(mutations.answers, [mutations.BETWEEN.join(seed) for seed in seeds], place, read, writes=cache)
+
+
 TARGETS: dict[str, Callable[[Path], Target]] = {
     make.__name__: make
     for make in (
-        *(manifest, store_config, store_header, checkpoint_config, checkpoint_header, checkpoint_index),
+        *(manifest, store_config, store_header, store_places),
+        *(checkpoint_config, checkpoint_header, checkpoint_index, checkpoint_places),
         *(tokenizer_file, tokenizer_config, generation_config, chat_template, saved_state, trace_header, trace_arrays),
+        hub,
     )
 }

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 DEEP = "a deep list"
@@ -15,7 +16,24 @@ VALUES: tuple[Any, ...] = (
     *([], {}, [[]], [None], [0, 0], [{}], {"a": 1}, {"": []}, {"__class__": "os.system"}, ["x"] * 300, DEEP),
 )
 DTYPES = ("F32", "BF16", "F16", "U8", "I32", "F64", "I64", "U32", "BOOL", "F8_E4M3", "F4", "C64", "", 3, None)
+NESTED = (
+    "{% set n = namespace(a=[1], b=[1], c=(1,)) %}{% for i in range(50) %}"
+    "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% set n.c = (n.c, n.c) %}{% endfor %}"
+)
 SNIPPETS = (
+    NESTED + "{{ n.a == n.b }}",
+    NESTED + "{{ n.a in [n.b] }}",
+    NESTED + "{{ [n.a, n.b]|sort }}",
+    NESTED + "{{ {n.c: 1} }}",
+    NESTED + "{{ [n.c]|unique|list }}",
+    NESTED + "{{ n.a|string|length }}",
+    "{% set x = ([[1] * 90000] * 90000)|sum(start=[]) %}",
+    "{% set x = ('<!---->' * 900000)|striptags %}",
+    "{% set x = ('a-' * 900000)|wordwrap(1) %}",
+    "{{ ('http://a.b/(' * 9000)|urlize|length }}",
+    "{{ 'a'|center(10**9) }}",
+    "{% set x = range(9)|batch(10**9, 0)|list %}",
+    "{% for a in [[1]] recursive %}{{ loop([a]) }}{% endfor %}",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "{{ cycler.__init__.__globals__ }}",
     "{{ messages.__reduce__() }}",
@@ -25,7 +43,7 @@ SNIPPETS = (
     "{% for a in range(100000) %}{{ messages }}{% endfor %}",
     "{{ 'a' * 10**10 }}",
     "{{ [0] * 10**9 }}",
-    "{{ 9**9**9 }}",
+    "{{ 9**(9**9) }}",
     "{{ range(10**12)|list }}",
     "{{ '%999999999d' % 1 }}",
     "{{ '{:999999999}'.format(1) }}",
@@ -52,6 +70,20 @@ SNIPPETS = (
     "#}",
 )
 SYLLABLES = ("{{ ", " }}", "{% ", " %}", "for ", "in ", "if ", "set ", "x", " = ", "|", "length", "[0]", ".", "(", ")")
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+FILES = (
+    *("manifest.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("chat_template.jinja", "special_tokens_map.json", "additional_chat_templates", "experts"),
+    *("resident.safetensors", "embedding.safetensors", "mtp.safetensors", "experts/layer-002.safetensors"),
+    *("model.safetensors", "model.safetensors.index.json", "additional_chat_templates/a.jinja", "x.safetensors"),
+)
+KINDS = ("fifo", "socket", "directory", "missing", "empty", "pointer", "huge header", "huge file", "link", "link")
+ENDS = (
+    *("/dev/zero", "/dev/stdin", "/dev/tty", "/proc/self/mem", "/etc/passwd", "/", ".", "..", "nothing", "\u202e"),
+    *("../other/config.json", "../other/tokenizer.json", "../other/experts", "../other/resident.safetensors"),
+    *("config.json", "tokenizer.json", "experts", "resident.safetensors", "a", "../store/config.json"),
+)
 
 Make = Callable[[random.Random, Sequence[bytes]], bytes]
 
@@ -122,7 +154,7 @@ def json_text(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
     seed = rng.choice(seeds)
     kind = rng.randrange(10)
     if kind == 0:
-        return changed_bytes(rng, seed)
+        return changed_bytes(rng, seed) if rng.randrange(10) else POINTER
     data = made_up(rng) if kind == 1 else json.loads(seed)
     words = list(data) if isinstance(data, dict) else []
     for _ in range(rng.randrange(1, 4)):
@@ -136,9 +168,9 @@ def safetensors(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
     start = 8 + int.from_bytes(seed[:8], "little")
     kind = rng.randrange(10)
     if kind == 0:
-        return changed_bytes(rng, seed)
+        return changed_bytes(rng, seed) if rng.randrange(10) else POINTER
     if kind == 1:
-        return rng.choice((0, 1, start, 1 << 31, 1 << 63)).to_bytes(8, "little") + seed[8:]
+        return rng.choice((0, 1, start, 300 << 20, 1 << 31, 1 << 63)).to_bytes(8, "little") + seed[8:]
     header, data = json.loads(seed[8:start]), seed[start:]
     if kind < 5:
         for name in rng.sample(list(header), rng.randrange(len(header) + 1)):
@@ -163,3 +195,54 @@ def template(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
         at = rng.randrange(len(text) + 1)
         text = text[:at] + rng.choice(SNIPPETS + SYLLABLES).encode() + text[at:]
     return text
+
+
+BETWEEN = b"\n=====\n"
+STATUSES = b"100 103 200 204 206 302 304 401 403 404 416 429 503 999".split()
+HEADERS = (
+    *(b"Content-Length: 0", b"Content-Length: 6000000000", b"Content-Length: -1", b"Content-Length: x"),
+    *(b"Content-Range: bytes 0-0/1", b"Content-Range: bytes 0-9/*", b"Content-Range: bytes */5", b"Content-Range: x"),
+    *(b"Content-Range: bytes 0-" + b"9" * 5000 + b"/1", b"Content-Type: multipart/byteranges; boundary=x"),
+    *(b"Content-Encoding: gzip", b"Transfer-Encoding: chunked", b"Transfer-Encoding: gzip, chunked"),
+    *(b"Location: /other", b"Location: file:///etc/passwd", b"Location: https://[", b"Location: " + b"x" * 5000),
+    *(b"X-Error-Code: GatedRepo", b"X-Error-Code: RevisionNotFound", b"X-Error-Message: \xff\x1b[2J", b"\0: \0"),
+    *(b"Retry-After: 1", b"Retry-After: " + b"9" * 5000, b"Retry-After: Wed, 21 Oct 99999", b'RateLimit: "a";r=0;t=9'),
+    *(b"Set-Cookie: a=b", b"Connection: close", b"X: " + b"y" * 50_000, b" folded", b"no colon"),
+)
+
+
+def answers(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """Answers of a web server, one after the other: of a seed, with status, headers or body changed, cut or doubled."""
+    found = rng.choice(seeds).split(BETWEEN)
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(found))
+        top, _, body = found[at].partition(b"\r\n\r\n")
+        first, *headers = top.split(b"\r\n")
+        action = rng.randrange(8)
+        if action == 0:
+            first = first.replace(first[9:12], rng.choice(STATUSES), 1)
+        elif action == 1 and headers:
+            headers[rng.randrange(len(headers))] = rng.choice(HEADERS)
+        elif action == 2:
+            headers.insert(rng.randrange(len(headers) + 1), rng.choice(HEADERS))
+        elif action == 3 and headers:
+            del headers[rng.randrange(len(headers))]
+        elif action == 4 and body[:1] == b"{":
+            with suppress(ValueError, RecursionError):  # a body that was broken before stays so
+                body = json_text(rng, [body])
+            headers = [b"Content-Length: %d" % len(body) if h.startswith(b"Content-Length") else h for h in headers]
+        elif action == 5:
+            body = rng.choice((body[: len(body) // 2], body * 2, body * 300, b"", changed_bytes(rng, body)))
+        elif action == 6:
+            found.insert(at, found[rng.randrange(len(found))])
+        else:
+            top = changed_bytes(rng, top)
+            first, *headers = top.split(b"\r\n")
+        found[at] = b"\r\n".join([first, *headers]) + b"\r\n\r\n" + body
+    return BETWEEN.join(found)
+
+
+def places(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """What lies where in a directory: JSON of whether links are followed and of (name, kind, where a link leads)."""
+    found = [[rng.choice(FILES), rng.choice(KINDS), rng.choice(ENDS)] for _ in range(rng.randrange(1, 4))]
+    return json.dumps({"follow": rng.randrange(2) == 1, "places": found}).encode()

@@ -53,6 +53,56 @@ def test_tool_call_arguments_may_be_a_dict_or_its_json(arguments):
     assert call["function"]["arguments"] == arguments
 
 
+def called(arguments):
+    """A conversation with a call of `weather` in its history."""
+    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "sunny"}]
+
+
+@pytest.mark.parametrize("arguments", [None, "", "null", "{}", {}])
+def test_a_call_without_arguments_has_none_for_the_template(arguments):
+    assert "<function=weather>\n</function>" in rendered(TEMPLATE.read_text(), called(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "form"),
+    [
+        ([1], "of type list"),
+        ("[1]", "of type list"),
+        ("3", "of type int"),
+        (False, "of type bool"),
+        ("{city: Paris}", "no JSON"),
+        ('{"a": ', "no JSON"),
+        ("[" * 100_000, "no JSON"),
+    ],
+)
+def test_arguments_that_are_no_object_are_refused_where_they_stand(arguments, form):
+    with pytest.raises(TemplateError, match=f"^Message 1: the arguments of its call of 'weather' are {form}; pass"):
+        rendered(TEMPLATE.read_text(), called(arguments))
+
+
+@pytest.mark.parametrize("calls", [3, "f", {"name": "f"}, ["f"], [None]])
+def test_tool_calls_that_are_no_list_of_dicts_are_refused(calls):
+    with pytest.raises(TemplateError, match="Message 1: tool_calls must be a list"):
+        rendered(TEMPLATE.read_text(), [*USER, {"role": "assistant", "tool_calls": calls}])
+
+
+@pytest.mark.parametrize("role", ["user", "tool", "assistant"])
+def test_text_parts_reach_a_template_that_knows_none(role):
+    parts = [{"type": "text", "text": "sun"}, {"type": "text", "text": "ny"}]
+    template = "{{ messages[-1].content if messages[-1].content is string }}"
+    assert rendered(template, [*USER, {"role": role, "content": parts}]) == "sunny"
+    assert rendered(template, [*USER, {"role": role, "content": []}]) == ""
+    for nothing in ("", None):
+        assert rendered(template, [*USER, {"role": role, "content": nothing}]) == ""
+
+
+@pytest.mark.parametrize("content", [{"degrees": 20}, 3, ["sunny"], [["sunny"]]])
+def test_content_that_is_neither_text_nor_parts_is_refused(content):
+    with pytest.raises(TemplateError, match=r"^Message 1 has a content of type .*; pass a text, or parts"):
+        rendered(TEMPLATE.read_text(), [*USER, {"role": "tool", "content": content}])
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
 def test_reasoning_reaches_the_template_by_any_of_its_names(name):
     messages = [*USER, {"role": "assistant", "content": "yes", name: "because"}]
@@ -159,7 +209,7 @@ def test_what_is_no_text_is_refused_and_not_dropped(message, kind, role):
 
 def test_parts_of_text_are_no_attachment():
     message = {"role": "user", "content": [{"type": "text", "text": "an image", "image": None}], "images": []}
-    assert normalise_messages([message]) == [message]
+    assert normalise_messages([message]) == [{**message, "content": "an image"}]
 
 
 @pytest.mark.parametrize("listed", [3, ["x"], [{"name": "a"}], [{"name": "a", "template": 3}]])

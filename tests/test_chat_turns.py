@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from live import forget
 
 import mlx_ttd
 from mlx_ttd import cli
@@ -36,7 +37,7 @@ def answered(response):
 
 @pytest.mark.parametrize("thinking", [False, True])
 def test_a_second_turn_reads_only_its_new_tokens(llm, thinking):
-    llm._running = None
+    forget(llm)
     options = {"max_tokens": 12, "template": {"enable_thinking": thinking}}
     first, read = turn(llm, [QUESTION], **options)
     # The last sampled token has not been through the model yet.
@@ -51,7 +52,7 @@ def test_a_second_turn_reads_only_its_new_tokens(llm, thinking):
 
 
 def test_an_answer_in_unusual_tokens_is_continued_as_it_was_sampled(llm):
-    llm._running = None
+    forget(llm)
     letters = [llm.tokenizer.token_id(letter) for letter in "begin"]
     assert letters != llm.tokenizer.encode("begin")
     first = llm.generate([QUESTION], force=letters)
@@ -61,7 +62,7 @@ def test_an_answer_in_unusual_tokens_is_continued_as_it_was_sampled(llm):
 
 
 def test_another_answer_goes_on_from_the_question_and_another_question_starts_anew(llm):
-    llm._running = None
+    forget(llm)
     llm.generate([QUESTION], max_tokens=6)
     other = llm.generate([QUESTION, {"role": "assistant", "content": "No."}, MORE], max_tokens=4)
     assert other.cached_tokens == len(llm.encode([QUESTION], add_generation_prompt=False))
@@ -79,6 +80,16 @@ def test_the_command_line_reads_only_new_tokens(monkeypatch, capsys):
     with mlx_ttd.load("demo", "300MB") as llm:
         whole = len(llm.encode([QUESTION, {"role": "assistant", "content": ""}, MORE]))
     assert seen[0].prefill_tokens + seen[0].decode_steps <= whole + 2 * 6 + 4
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_chat_asks_with_a_sign_on_a_terminal_alone(monkeypatch, capsys, terminal):
+    lines = iter(["Genesis 1:1\n", "\n"])
+    monkeypatch.setattr("sys.stdin.readline", lambda: next(lines), raising=False)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    cli.chat(max_tokens=2, memory="300MB", quiet=True)
+    assert capsys.readouterr().err.count("> ") == 2 * terminal
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +120,7 @@ def test_turns_whose_reasoning_is_dropped_go_on_from_the_question(forgetful, chu
             assert (again.cached_tokens, again.digest) == (question, response.digest)
             assert again.logits_digest == response.logits_digest
             messages = [*messages, answered(response), MORE]
-        llm._running = None
+        forget(llm)
         whole = llm.generate(llm.encode(messages[:-2], **options["template"]), max_tokens=10)
         assert whole.cached_tokens == 0
         assert (whole.digest, whole.logits_digest) == (response.digest, response.logits_digest)
@@ -122,7 +133,9 @@ def test_a_mark_is_held_where_memory_allows_and_counted(forgetful):
         llm.generate([QUESTION], max_tokens=4)
         assert llm.generate([QUESTION], max_tokens=4).cached_tokens == 0
         llm.set_memory("300MB")
-        held = sum(layer.nbytes for layer in llm.model.make_cache() if isinstance(layer, RecurrentState))
+        held = sum(
+            layer.nbytes for layer in llm.engine.call(llm._core.model.make_cache) if isinstance(layer, RecurrentState)
+        )
         assert llm.ledger.accounts["mark"] == held
         llm.generate([QUESTION], max_tokens=4)
         assert llm.generate([QUESTION], max_tokens=4).cached_tokens > 0

@@ -72,7 +72,11 @@ def split_in(text: str, cuts: list[int], inside: bool) -> tuple[str, str]:
         ("\n\nplain </think> <thin", False, ("", "\n\nplain </think> <thin")),
         ("cut off\n", True, ("cut off", "")),
         ("<think></think>", False, ("", "")),
-        ("a<think>b</think>c<think>d</think>e", False, ("bd", "ace")),
+        ("\n <think>b</think>c<think>d</think>e", False, ("b", "c<think>d</think>e")),
+        ("a<think>b</think>c", False, ("", "a<think>b</think>c")),
+        ("a <think> tag</think>\n\n`<think>` opens", True, ("a <think> tag", "`<think>` opens")),
+        ("\n\n", False, ("", "\n\n")),
+        ("<think>\n\n</thin", False, ("</thin", "")),
     ],
 )
 @given(cuts=st.lists(st.integers(0, 100), max_size=10))
@@ -89,13 +93,18 @@ def test_reasoning_does_not_depend_on_cuts(parts, inside, data):
 
 def test_text_is_held_back_no_longer_than_needed():
     splitter = ReasoningSplitter()
-    assert splitter.feed("a<thin").text == "a"
-    assert splitter.feed("g").text == "<thing"
-    assert splitter.feed("<").text == ""
-    assert splitter.finish().text == "<"
+    assert splitter.feed("\n<thin").text == ""
+    assert splitter.feed("g").text == "\n<thing"
+    assert splitter.feed("<").text == "<"
+    splitter = ReasoningSplitter(inside=True)
+    assert splitter.feed("a\n</thin").reasoning == "a"
+    assert splitter.feed("g").reasoning == "\n</thing"
+    assert splitter.feed("</").reasoning == ""
+    assert splitter.finish().reasoning == "</"
 
 
 def test_whether_a_prompt_opens_reasoning():
     assert opens_reasoning("<|im_start|>assistant\n<think>\n")
     assert not opens_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert not opens_reasoning("plain")
+    assert not opens_reasoning("<|im_start|>user\nWhat does <think> do?<|im_end|>\n<|im_start|>assistant\n")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import mlx_ttd
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NOTEBOOK = EXAMPLES / "demo.ipynb"
+SERVED_CONTEXT = 128
 
 
 def run(name, *arguments):
@@ -57,8 +60,46 @@ def test_mlx_lm_generates_as_the_package_does():
     pytest.importorskip("mlx_lm", reason="needs the oracle extra")
     with mlx_ttd.load("demo", "300MB") as llm:
         wanted = llm.generate("In the beginning", max_tokens=60).text
-    # mlx-lm leaves out the space that a text begins with.
-    assert run("mlx_lm_generate.py").strip() == wanted.strip()
+    assert run("mlx_lm_generate.py") == wanted + "\n"
+
+
+@pytest.mark.oracle
+def test_the_models_tokenizer_serves_mlx_lm():
+    mlx_lm = pytest.importorskip("mlx_lm", reason="needs the oracle extra")
+    wrapper = pytest.importorskip("mlx_lm.tokenizer_utils", reason="needs the oracle extra").TokenizerWrapper
+    question = [{"role": "user", "content": "Genesis 1:1"}]
+    with mlx_ttd.load("demo", "300MB") as llm:
+        theirs = mlx_lm.generate(llm.model, llm.tokenizer, prompt="In the beginning", max_tokens=30)
+        assert theirs == llm.generate("In the beginning", max_tokens=30).text
+        wrapped = wrapper(llm.tokenizer)
+        asked = wrapped.apply_chat_template(question, add_generation_prompt=True, enable_thinking=False)
+        assert asked == llm.encode(question, enable_thinking=False)
+        assert wrapped.has_thinking
+        assert wrapped.has_chat_template
+        assert wrapped.eos_token_ids == {llm.tokenizer.token_id("<|im_end|>")}
+        wrapped.add_eos_token("<|endoftext|>")
+        assert len(wrapped.eos_token_ids) == 2
+        assert wrapped.convert_ids_to_tokens([0, 2043]) == ["!", "<|im_end|>"]
+        assert wrapped.batch_decode([asked[-2:], [0]]) == [llm.tokenizer.decode(asked[-2:]), "!"]
+
+
+@pytest.mark.oracle
+def test_the_examples_end_at_every_end_token(monkeypatch, capsys):
+    mlx_lm = pytest.importorskip("mlx_lm", reason="needs the oracle extra")
+    tokenizers = []
+
+    def noted(model, tokenizer, *arguments, **options):
+        tokenizers.append(tokenizer)
+        return iter(())
+
+    monkeypatch.setattr(mlx_lm, "stream_generate", noted)
+    runpy.run_path(str(EXAMPLES / "mlx_lm_generate.py"))["main"]("demo")
+    server = runpy.run_path(str(EXAMPLES / "mlx_lm_server.py"))
+    served = server["server"]
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(served, "main", lambda: tokenizers.append(served.load("demo")[1]))
+    server["main"]("demo")
+    assert [tokenizer.eos_token_ids for tokenizer in tokenizers] == [{2041, 2043}] * 2
 
 
 @pytest.fixture
@@ -68,21 +109,27 @@ def server():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, EXAMPLES / "mlx_lm_server.py", "demo", "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "MLX_TTD_CONTEXT": str(SERVED_CONTEXT)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     yield f"http://127.0.0.1:{port}"
     process.terminate()
     process.wait(30)
 
 
 def ask(server, messages, **options):
-    body = json.dumps({"messages": messages, "max_tokens": 12, "temperature": 0, **options}).encode()
-    request = urllib.request.Request(f"{server}/v1/chat/completions", body, {"Content-Type": "application/json"})
+    return post(f"{server}/v1/chat/completions", messages=messages, **{"max_tokens": 12, "temperature": 0, **options})
+
+
+def post(address, **fields):
+    request = urllib.request.Request(address, json.dumps(fields).encode(), {"Content-Type": "application/json"})
     for _ in range(120):
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.read().decode()
         except ConnectionRefusedError:
             time.sleep(0.5)
+        except urllib.error.HTTPError:
+            raise
         except urllib.error.URLError as error:
             if not isinstance(error.reason, ConnectionRefusedError):
                 raise
@@ -103,3 +150,23 @@ def test_mlx_lm_serves_a_streamed_model(server):
     streamed = ask(server, question, stream=True, **options)
     pieces = [json.loads(line) for line in re.findall(r"^data: (\{.*\})$", streamed, re.M)]
     assert "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces) == wanted
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("stream", [False, True])
+def test_mlx_lms_server_ends_an_answer_where_the_context_does(server, stream):
+    answer = ask(server, [{"role": "user", "content": "Genesis 1:1"}], max_tokens=500, stream=stream)
+    assert '"finish_reason": "length"' in answer
+    text = json.loads(post(f"{server}/v1/completions", prompt="In the beginning", max_tokens=500))
+    assert text["choices"][0]["finish_reason"] == "length"
+    assert text["usage"]["total_tokens"] == SERVED_CONTEXT
+    long = "word " * SERVED_CONTEXT
+    for path, prompt in {
+        "chat/completions": {"messages": [{"role": "user", "content": long}]},
+        "completions": {"prompt": long},
+    }.items():
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            post(f"{server}/v1/{path}", max_tokens=5, stream=stream, **prompt)
+        assert caught.value.code == 400
+        assert f"the context holds {SERVED_CONTEXT}" in json.loads(caught.value.read())["error"]
+    assert ask(server, [{"role": "user", "content": "Genesis 1:1"}])

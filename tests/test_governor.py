@@ -45,7 +45,7 @@ def governor(machine, provider=None):
 
 def govern(llm, machine):
     """Let `machine` stand in for this one, looked at before every call of the provider and every step."""
-    llm.governor._read, llm.governor._limits = machine.read, Limits(seconds=0.0, share=1e9)
+    llm._core.governor._read, llm._core.governor._limits = machine.read, Limits(seconds=0.0, share=1e9)
 
 
 def generate(llm):

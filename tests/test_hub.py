@@ -2,103 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import threading
-from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from checkpoints import MOE, hf_tensors, values, write
+from hub_server import COMMIT, REPO, Hub, point_to, serving
 
 from mlx_ttd.errors import CheckpointError, ConversionError, OptionError
 from mlx_ttd.spec import model_spec
 from mlx_ttd.store import convert, open_store, verify
 from mlx_ttd.store.journal import Journal
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-REPO = "some-lab/tiny-moe"
 VISION = "model-00004-of-00004.safetensors"
-
-
-class Hub:
-    """What the server serves, and what it was asked for: whole files by name, and bytes of ranges."""
-
-    def __init__(self, folder: Path):
-        self.files = {p.name: p.read_bytes() for p in folder.iterdir()}
-        self.damaged: set[str] = set()
-        self.whole: Counter[str] = Counter()
-        self.ranged: Counter[str] = Counter()
-
-    def info(self) -> dict[str, Any]:
-        def sibling(name: str, data: bytes) -> dict[str, Any]:
-            found = {
-                "rfilename": name,
-                "size": len(data),
-                "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(),
-            }
-            if name.endswith(".safetensors"):
-                found["lfs"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 134}
-            return found
-
-        return {"id": REPO, "sha": COMMIT, "siblings": [sibling(*item) for item in self.files.items()]}
-
-
-def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
-        def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for key, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def do_GET(self) -> None:
-            path = self.path.split("?")[0]
-            if path in (
-                f"/api/models/{REPO}",
-                f"/api/models/{REPO}/revision/main",
-                f"/api/models/{REPO}/revision/{COMMIT}",
-            ):
-                return self.answer(200, json.dumps(hub.info()).encode(), {"Content-Type": "application/json"})
-            name = path.removeprefix(f"/{REPO}/resolve/{COMMIT}/")
-            if not path.startswith(f"/{REPO}/resolve/{COMMIT}/") or name not in hub.files:
-                return self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
-            data = hub.files[name]
-            headers = {
-                "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
-                "X-Repo-Commit": COMMIT,
-                "Accept-Ranges": "bytes",
-            }
-            if self.command == "GET" and "Range" in self.headers:
-                first, last = self.headers["Range"].removeprefix("bytes=").split("-")
-                part = data[int(first) : int(last) + 1 if last else None]
-                hub.ranged[name] += len(part)
-                headers["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"
-                return self.answer(206, part, headers)
-            if self.command == "GET":
-                hub.whole[name] += 1
-                if name in hub.damaged:
-                    data = data[:-1] + bytes([data[-1] ^ 1])
-            return self.answer(200, data, headers)
-
-        do_HEAD = do_GET
-
-    return Handler
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    from huggingface_hub import constants
-
     spec = model_spec(MOE)
     tensors = hf_tensors(spec, values(spec, mtp=True))
     ordered = dict(sorted(tensors.items(), key=lambda item: "layers.3" in item[0] or "lm_head" in item[0]))
@@ -115,15 +38,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         seen += stored[1].nbytes
     (source / "model.safetensors").unlink()
     write_shards(source, by_shard)
-    served = Hub(source)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(served))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
-    yield served
-    server.shutdown()
-    server.server_close()
+    served = Hub({p.name: p.read_bytes() for p in source.iterdir()})
+    with serving(served) as endpoint:
+        point_to(endpoint, monkeypatch)
+        yield served
 
 
 def write_shards(source: Path, by_shard: list[dict[str, Any]]) -> None:
@@ -239,7 +157,7 @@ def test_a_damaged_shard_is_refused(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_what_the_hub_lacks_is_said_in_a_sentence(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="some-lab/other could not be read from the hub: RepositoryNotFoundError"):
+    with pytest.raises(CheckpointError, match="other could not be read from the hub: there is none of that name"):
         convert("some-lab/other", tmp_path / "dst")
     with pytest.raises(OptionError, match="is of use with a hub id alone"):
         convert(tmp_path / "source", tmp_path / "dst", revision="main")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live import live
 
 import mlx_ttd
 from mlx_ttd import kernels, state
@@ -108,7 +109,7 @@ def test_what_is_appended_does_not_depend_on_how_many_come_together():
     whole.append(keys, values)
     for row in range(9):
         apart.append(keys[row : row + 1], values[row : row + 1])
-    assert all(mx.array_equal(a, b) for a, b in zip(whole.state, apart.state, strict=True))
+    assert all(mx.array_equal(a, b) for a, b in zip(whole.arrays, apart.arrays, strict=True))
     with pytest.raises(ContextError, match="13 tokens exceed"):
         whole.append(keys[:4], values[:4])
 
@@ -146,7 +147,7 @@ def test_its_state_is_saved_restored_and_told_from_others(tmp_path):
     with mlx_ttd.load("demo", MEMORY, kv_bits=8) as llm:
         llm.generate(PROMPT, max_tokens=8)
         llm.save_state(path)
-        ids = [*llm._running.tokens, 5, 6]
+        ids = [*live(llm).tokens, 5, 6]
         wanted = llm.generate(ids, max_tokens=8)
         llm.restore_state(path)
         again = llm.generate(ids, max_tokens=8)

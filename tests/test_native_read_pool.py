@@ -133,10 +133,28 @@ def test_reads_are_told_of_in_order_as_they_end(fd):
 
     pool = native.ReadPool(2, fault)
     batch = pool.submit([(fd, 7 * i, np.zeros(1000, np.uint8)) for i in range(3)])
-    assert batch.wait_first(1) == 1
+    assert batch.wait_first(1, 10) == (1, False)
+    assert batch.wait_first(3, 0.01) == (1, False)
     go_on.set()
-    assert batch.wait_first(3) == 3
+    assert batch.wait_first(3, 10) == (3, False)
     assert batch.wait() == []
+
+
+def test_a_cancelled_batch_ends_with_what_was_begun(fd):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fault(fd, offset, size):
+        begun.set()
+        assert go_on.wait(10)
+        return size
+
+    pool = native.ReadPool(1, fault)
+    batch = pool.submit([(fd, 0, np.zeros(1000, np.uint8)) for _ in range(3)])
+    assert begun.wait(10)
+    batch.cancel()
+    go_on.set()
+    assert batch.wait() == [(1, errno.ECANCELED, 0), (2, errno.ECANCELED, 0)]
+    assert pool.counters()[0] == 1
 
 
 def test_a_failed_read_is_told_of_at_once(fd):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import resources
@@ -298,6 +300,55 @@ def test_a_header_longer_than_its_file(tmp_path: Path) -> None:
         path.write_bytes(raw)
         with pytest.raises(StoreError, match="cut short"):
             read_header(path)
+
+
+def test_the_largest_header_in_use_is_read_in_bounds(tmp_path: Path) -> None:
+    """Every expert of a 35B apart in block FP8, all in one file: 62 thousand tensors, 10 MB."""
+    layer = "model.language_model.layers.39.mlp.experts"
+    shapes = {"weight": ("F8_E4M3", (0, 2048)), "weight_scale_inv": ("F32", (0, 16))}
+    names = (f"{layer}.{i}.down_proj.{part}" for i in range(31_000) for part in shapes)
+    header = make_header(tmp_path / "x", {name: shapes[name.rpartition(".")[2]] for name in names})
+    (tmp_path / "x").write_bytes(header.raw)
+    tracemalloc.start()
+    began = time.process_time()
+    assert len(read_header(tmp_path / "x").tensors) == 62_000
+    seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert seconds < 15
+    assert peak < 12 * len(header.raw)
+
+
+@pytest.mark.parametrize("flood", [b"[],", b"0,", b'{"":0},', b'"ab",', b" ", b'{"":'])
+def test_a_header_of_hundreds_of_megabytes_is_refused_in_bounds(tmp_path: Path, flood: bytes) -> None:
+    """What is claimed, and what is there as far as it would be read."""
+    path = tmp_path / "x.safetensors"
+    for length, words in ((300 << 20, "over the 33,554,432 that are read"), (32 << 20, "no valid safetensors header")):
+        text = (b"[" + flood * (length // len(flood)))[:length] if length <= 32 << 20 else b""
+        path.write_bytes(length.to_bytes(8, "little") + text)
+        os.truncate(path, 8 + length)
+        tracemalloc.start()
+        began = time.process_time()
+        with pytest.raises(StoreError, match=words):
+            read_header(path)
+        seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert seconds < 2
+        assert peak < 100 << 20
+
+
+def test_a_file_of_json_without_end_is_refused_in_bounds(tmp_path: Path) -> None:
+    from mlx_ttd.spec import read_json
+
+    for text in (b"[" + b"[]," * 600_000, b'{"a":[' + b"0," * 1_100_000 + b"0]}"):
+        (tmp_path / "x.json").write_bytes(text)
+        tracemalloc.start()
+        with pytest.raises(ConfigError, match="more than 1,048,576 values"):
+            read_json(tmp_path / "x.json")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        tracemalloc.stop()
+    (tmp_path / "x.json").write_bytes(b" " * (5 << 20))
+    with pytest.raises(ConfigError, match="is larger than 4,194,304 bytes"):
+        read_json(tmp_path / "x.json")
 
 
 @given(st.binary(max_size=200))

@@ -117,16 +117,6 @@ def test_the_peer_has_as_many_weights_as_the_store(shape: Path) -> None:
     assert theirs == ours
 
 
-def test_results_keep_other_benchmarks(tmp_path: Path) -> None:
-    path = tmp_path / "RESULTS.json"
-    block.record("a", {"machine": {}, "results": {"x": 1.0}}, path)
-    block.record("b", {"machine": {}, "results": {"x": 2.0}}, path)
-    block.record("a", {"machine": {}, "results": {"x": 3.0}}, path)
-    kept = json.loads(path.read_text())
-    assert [kept[name]["results"]["x"] for name in ("a", "b")] == [3.0, 2.0]
-    assert {"date", "commit"} <= set(kept["a"])
-
-
 def test_a_block_states_machine_options_and_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = block.Block("name", {"threads": 2}, tmp_path)
     found.results["name.ratio"] = 1.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -88,10 +89,83 @@ def test_a_call_without_arguments_or_without_schemas():
     assert parse_tool_calls(xml(count="3"), bare)[1][0]["arguments"] == {"count": 3}
 
 
+FORGOTTEN = {
+    "before the next": "<function=f>\n<parameter=count>\n3\n<parameter=text>\n4\n</parameter>\n</function>",
+    "of the last": "<function=f>\n<parameter=count>\n3\n</parameter>\n<parameter=text>\n4\n</function>",
+    "of both": "<function=f>\n<parameter=count>\n3\n  <parameter=text>\n4\n</function>\n",
+    "and of the function": "<function=f>\n<parameter=count>\n3\n<parameter=text>\n4\n</parameter>",
+}
+
+
+@pytest.mark.parametrize("block", FORGOTTEN.values(), ids=FORGOTTEN)
+def test_a_forgotten_closing_tag_swallows_no_argument(block):
+    content, calls = parse_tool_calls(f"<tool_call>\n{block}\n</tool_call>", TOOLS)
+    assert (content, calls) == ("", [{"name": "f", "arguments": {"count": 3, "text": "4"}}])
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "<function=f>\n<parameter=count>\n1\n</parameter>\n</function>\n<function=g>\n<parameter=a>\n2\n</parameter>\n</function>",
+        "<function=f><parameter=count>1</parameter></function><function=g><parameter=a>2</parameter></function>",
+        "<function=f>\n<parameter=count>\n1\n</parameter>\n<function=g>\n<parameter=a>\n2\n</parameter>",
+        "<function=f>\n<parameter=count>\n1\n</function>\n<function=g>\n<parameter=a>\n2\n</parameter>\n</function>",
+        '{"name": "f", "arguments": {"count": 1}}\n{"name": "g", "arguments": {"a": "2"}}',
+        '[{"name": "f", "arguments": {"count": "1"}}, {"name": "g", "arguments": {"a": "2"}}]',
+    ],
+)
+def test_two_functions_in_one_block_are_two_calls(block):
+    wanted = [{"name": "f", "arguments": {"count": 1}}, {"name": "g", "arguments": {"a": "2"}}]
+    assert parse_tool_calls(f"a<tool_call>\n{block}\n</tool_call>b", TOOLS) == ("ab", wanted)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "use <parameter=key> to open",
+        "<function=g>\n<parameter=a>\n1\n</parameter>\n</function>",
+        "a\n<parameter=b>\n1\n</parameter>\nc",
+        "</function>\nand more",
+        "\n\n",
+    ],
+)
+def test_a_value_may_speak_of_the_format(value):
+    for arguments in ({"text": value}, {"text": value, "count": "3"}, {"count": "3", "text": value}):
+        (call,) = parse_tool_calls(xml(**arguments), TOOLS)[1]
+        assert call["arguments"]["text"] == value
+        assert call["arguments"].keys() == arguments.keys()
+
+
+@pytest.mark.parametrize("arguments", ["null", '"null"', '""', "{}"])
+def test_a_json_call_may_have_no_arguments(arguments):
+    block = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert parse_tool_calls(block)[1] == [{"name": "f", "arguments": {}}]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "<function=f>" + "\n<parameter=a>\n1" * 3000 + "\n</parameter>\n</function>",
+        "<function=f><parameter=a>" + "\n" * 50_000,
+        "<function=f><parameter=a>" + "</parameter>x" * 4000,
+        "<function=f></function>" * 3000,
+        "{}" * 30_000,
+    ],
+)
+def test_a_block_of_any_shape_is_read_at_once(block):
+    begun = time.process_time()
+    parse_tool_calls(f"<tool_call>{block}</tool_call>")
+    assert time.process_time() - begun < 2
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "<tool_call>what?</tool_call>",
+        '<tool_call>{"name": "f", "arguments": {}} and {"name": "g", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {}}{"name": "g", "arguments": [1]}</tool_call>',
+        "<tool_call><function=f></function><function=g>stray</function></tool_call>",
+        "<tool_call><function=f><parameter=a><parameter=b>1</parameter></function></tool_call>",
         "<tool_call>[1]</tool_call>",
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import numpy as np
 import pytest
+from live import forget, live
 from test_generate import MEMORY, fresh, ids
 
 import mlx_ttd
@@ -27,7 +28,7 @@ def test_an_unfinished_stream_in_the_main_thread_gives_way(llm):
     stream = llm.stream("And", max_tokens=50)
     next(stream)
     assert llm.generate("And", max_tokens=2).tokens
-    with pytest.raises(StopIteration):
+    with pytest.raises(BusyError, match="another generation in the main thread"):
         next(stream)
 
 
@@ -67,25 +68,31 @@ def step_in_another_thread(llm, in_the_step):
     return found[0]
 
 
-def test_a_model_is_not_closed_in_the_middle_of_a_step(llm):
-    def close():
-        with pytest.raises(BusyError, match="in the middle of a step"):
-            llm.close()
+def test_a_model_that_closes_ends_what_another_thread_generates():
+    begun, told = threading.Event(), []
 
-    llm._running = None
-    assert len(step_in_another_thread(llm, close).tokens) == 4
-    assert not llm.closed
+    def generate():
+        with pytest.raises(BusyError, match="closed") as caught:
+            llm.generate(ids(3000), max_tokens=500, on_prefill=lambda done, total: begun.set())
+        told.append(caught.value)
+
+    llm = mlx_ttd.load("demo", MEMORY, prefill_chunk=256)
+    thread = threading.Thread(target=generate)
+    thread.start()
+    begun.wait(30)
+    llm.close()
+    thread.join(30)
+    assert (llm.closed, len(told)) == (True, 1)
 
 
 def test_figures_asked_for_in_the_middle_of_a_step_leave_its_work_alone(llm, monkeypatch):
     settled, settle = [], llm.provider.settle
     monkeypatch.setattr(llm.provider, "settle", lambda: settled.append(threading.current_thread()) or settle())
     wanted = fresh(llm, ids(600), max_tokens=4, ignore_eos=True)
-    llm._running = None
+    forget(llm)
     assert step_in_another_thread(llm, llm.stats).digest == wanted.digest
-    assert threading.current_thread() not in settled
     llm.stats()
-    assert threading.current_thread() in settled
+    assert {thread.name for thread in settled} == {"mlx_ttd-engine"}
 
 
 def test_figures_asked_for_all_the_time_change_no_bit(llm):
@@ -138,7 +145,7 @@ def test_a_stream_that_is_dropped_frees_the_model_for_every_thread(llm):
         return llm.generate("And", max_tokens=2).tokens
 
     wanted = fresh(llm, "And", max_tokens=2).tokens
-    llm._running = None
+    forget(llm)
     assert in_another_thread(twice) == wanted
     for _ in llm.stream("And", max_tokens=50):
         break
@@ -151,12 +158,12 @@ def test_a_state_is_saved_between_the_steps_of_another_thread(llm, tmp_path):
     def save():
         saved = 0
         while not done.is_set() or not saved:
-            if llm._running is not None and llm._running.tokens:
+            if live(llm) is not None and live(llm).tokens:
                 llm.save_state(tmp_path / "state")
                 saved += 1
         return saved
 
-    llm._running = None
+    forget(llm)
     with ThreadPoolExecutor(1) as pool:
         saving = pool.submit(save)
         wanted = llm.generate(ids(8), max_tokens=100, ignore_eos=True)

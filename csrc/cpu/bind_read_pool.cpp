@@ -62,9 +62,9 @@ Failures wait(Batch& batch) {
   return out;
 }
 
-size_t wait_first(Batch& batch, size_t count) {
+std::pair<size_t, bool> wait_first(Batch& batch, size_t count, double seconds) {
   nb::gil_scoped_release release;
-  return batch.reads.wait_first(count);
+  return batch.reads.wait_first(count, seconds);
 }
 
 Batch* submit(Pool& pool, const std::vector<std::tuple<int, int64_t, nb::object>>& reads, int parts, const Clock* clock) {
@@ -109,8 +109,9 @@ ReadPool::Pread faulty(nb::object fault) {
 void bind_read_pool(nb::module_& m) {
   nb::class_<Batch>(m, "ReadBatch", "Reads under way together; letting go of it waits for them.")
       .def("wait", wait, "Wait for every byte: a list of (index of the read, errno or 0 for a file that ended, bytes read) that failed twice.")
-      .def("wait_first", wait_first, nb::arg("count"),
-           "Wait until the first `count` reads have ended: how many, in order, have by now; 0 once any has failed, which wait tells.")
+      .def("wait_first", wait_first, nb::arg("count"), nb::arg("seconds"),
+           "Wait until the first `count` reads have ended, or so long: how many, in order, have by now, and whether any has failed.")
+      .def("cancel", [](Batch& batch) { batch.reads.cancel(); }, "Let reads that no thread has begun fail with ECANCELED.")
       .def_prop_ro("done", [](const Batch& batch) { return batch.reads.done(); }, "Whether wait would return at once.");
   nb::class_<Clock>(m, "ReadClock", "Time with at least one read in flight, of the batches that it is given to.")
       .def(nb::init<>())

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
@@ -15,6 +16,7 @@ namespace ttd {
 struct ReadBatch::Shared {
   mutable std::mutex mutex;
   std::condition_variable finished;
+  std::atomic<bool> cancelled = false;
   size_t unfinished = 0;
   std::vector<size_t> parts_left;  // of each read
   size_t ended = 0;                // reads before the first that has not
@@ -34,11 +36,14 @@ bool ReadBatch::done() const {
   return shared_->unfinished == 0;
 }
 
-size_t ReadBatch::wait_first(size_t count) {
+std::pair<size_t, bool> ReadBatch::wait_first(size_t count, double seconds) {
   std::unique_lock lock(shared_->mutex);
-  shared_->finished.wait(lock, [&] { return shared_->ended >= count || !shared_->failures.empty() || shared_->unfinished == 0; });
-  return shared_->failures.empty() ? shared_->ended : 0;
+  shared_->finished.wait_for(lock, std::chrono::duration<double>(seconds),
+                             [&] { return shared_->ended >= count || !shared_->failures.empty() || shared_->unfinished == 0; });
+  return {shared_->ended, !shared_->failures.empty()};
 }
+
+void ReadBatch::cancel() { shared_->cancelled = true; }
 
 const std::vector<ReadFailure>& ReadBatch::wait() {
   std::unique_lock lock(shared_->mutex);
@@ -114,13 +119,20 @@ struct ReadPool::State {
       queue.pop_front();
       lock.unlock();
       int error = 0;
-      size_t done = read_fully(pread, part.read, &error), bytes = done;
-      const bool retried = done < part.read.bytes;
+      const bool begun = !part.batch->cancelled;
+      size_t done = 0;
+      if (begun) {
+        done = read_fully(pread, part.read, &error);
+      } else {
+        error = ECANCELED;
+      }
+      size_t bytes = done;
+      const bool retried = begun && done < part.read.bytes;
       if (retried) bytes += done = read_fully(pread, part.read, &error);
       if (part.clock) part.clock->end();
       clock.end();
       lock.lock();
-      counters.reads += 1;
+      counters.reads += begun;
       counters.retries += retried;
       counters.bytes += static_cast<int64_t>(bytes);
       lock.unlock();

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace ttd {
@@ -20,7 +21,7 @@ struct Read {
   void* into;
 };
 
-// A read that failed twice: the errno, or 0 where the file ends after `done` bytes.
+// A read that failed twice: the errno, 0 where the file ends after `done` bytes, ECANCELED where it was not started.
 struct ReadFailure {
   size_t index;
   int error;
@@ -57,8 +58,10 @@ class ReadBatch {
   ~ReadBatch();
 
   bool done() const;
-  // Waits until the first `count` reads have ended: how many, in order, have by now; 0 once one of any has failed.
-  size_t wait_first(size_t count);
+  // Waits until the first `count` reads have ended, or `seconds` long: how many, in order, have by now, and whether one
+  // of any has failed.
+  std::pair<size_t, bool> wait_first(size_t count, double seconds);
+  void cancel();  // lets what no thread has begun fail instead
   const std::vector<ReadFailure>& wait();  // by index; empty when every byte was read
 
  private:

@@ -1,6 +1,6 @@
 """From a prompt to text: the decode loop, sampling, when to stop."""
 
-from .decode import Running, Step, decode, generate_tokens, prefill
+from .decode import Running, Step, decode, prefill
 from .defaults import GenerationDefaults, read_eos_ids, read_generation_defaults
 from .options import GenerationOptions, generation_options
 from .penalties import make_processors
@@ -8,7 +8,6 @@ from .response import Chunk, Record, Response, array_digest, peak_bytes, token_d
 from .sampling import make_sampler
 from .stopping import stop_ids
 from .text_stream import IdStream, TextStream
-from .turns import Turns
 
 __all__ = [
     "Chunk",
@@ -20,10 +19,8 @@ __all__ = [
     "Running",
     "Step",
     "TextStream",
-    "Turns",
     "array_digest",
     "decode",
-    "generate_tokens",
     "generation_options",
     "make_processors",
     "make_sampler",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -12,10 +11,8 @@ import numpy as np
 
 from ..kernels import counting, device_kind
 from ..models import Model
-from ..observe import MODEL, Counters, note
+from ..observe import Counters
 from ..state import NOWHERE, LayerState
-from .penalties import Processor
-from .sampling import Sampler
 
 
 @dataclass
@@ -46,7 +43,7 @@ class Running:
         return True
 
     def mark(self, at: int) -> None:
-        """Make the state that is reached after `at` tokens, more than there are now, the one to go back to; 0: none."""
+        """Make the state after `at` tokens, those there are now or more, the one to go back to; 0: none."""
         self.marked = at
         for layer in self.state:
             layer.mark(at or NOWHERE)
@@ -80,17 +77,11 @@ class Step:
     misses: int = 0
 
 
-def prefill(
-    sequence: Running,
-    tokens: Sequence[int],
-    chunk: int,
-    counters: Counters,
-    progress: Callable[[int, int], None] | None = None,
-) -> None:
+def prefill(sequence: Running, tokens: Sequence[int], chunk: int, counters: Counters) -> Iterator[tuple[int, int]]:
     """Pass `tokens` through the model without logits, in chunks cut where absolute position is a multiple of `chunk`.
 
-    progress(done, total) is called after each chunk; an exception from it stops the prefill and leaves the state
-    unusable.
+    Yields (done, total) after each chunk, when tokens and state are whole. A chunk that fails or is cancelled leaves
+    layers at unequal positions: see `Running.recover`.
     """
     model, offset = sequence.model, len(sequence.tokens)
     cuts = [0, *range(chunk - offset % chunk, len(tokens), chunk), len(tokens)]
@@ -105,8 +96,7 @@ def prefill(
             mx.clear_cache()
         sequence.tokens += part
         counters.prefill_tokens += len(part)
-        if progress is not None:
-            progress(stop, len(tokens))
+        yield stop, len(tokens)
 
 
 def decode(sequence: Running, token: int, counters: Counters) -> mx.array:
@@ -121,33 +111,3 @@ def decode(sequence: Running, token: int, counters: Counters) -> mx.array:
     counters.decode_steps += 1
     counters.host_syncs += 1
     return logits
-
-
-def generate_tokens(
-    sequence: Running,
-    prompt: Sequence[int],
-    max_tokens: int,
-    sampler: Sampler,
-    processors: Sequence[Processor],
-    chunk: int,
-    counters: Counters,
-    progress: Callable[[int, int], None] | None = None,
-) -> Iterator[Step]:
-    """Continue `sequence` by `prompt` (at least one token), then yield up to `max_tokens` sampled tokens.
-
-    The last prompt token always runs as a decode step. A yielded token is passed through the model only when the
-    next is asked for.
-    """
-    sequence.sampled = None
-    prefill(sequence, list(prompt[:-1]), chunk, counters, progress)
-    token = prompt[-1]
-    for _ in range(max_tokens):
-        started, missed = time.perf_counter(), counters.misses
-        logits = decode(sequence, token, counters)
-        seconds, misses = time.perf_counter() - started, counters.misses - missed
-        for processor in processors:
-            logits = processor(sequence.tokens, logits)
-        token = sequence.sampled = int(sampler(logits).item())  # type: ignore[arg-type]
-        note(MODEL, "token")
-        yield Step(token, logits, seconds, misses)
-        note(MODEL, "host")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..spec import read_json, text_config
+from ..spec import read_json, require_regular, text_config, user_path
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 
@@ -27,7 +27,11 @@ class GenerationDefaults:
 
 def read_generation_defaults(directory: str | Path) -> GenerationDefaults:
     """The defaults in `directory`, greedy without a generation_config.json; ConfigError names a field that is wrong."""
-    path = Path(directory) / GENERATION
+    folder = user_path(directory)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no directory, or is not there any more; name one, or load the model again.")
+    path = folder / GENERATION
+    require_regular(path, ConfigError)
     if not path.exists():
         return GenerationDefaults()
     data = read_json(path)
@@ -44,8 +48,9 @@ def read_generation_defaults(directory: str | Path) -> GenerationDefaults:
 
 def read_eos_ids(directory: str | Path) -> frozenset[int]:
     """Every id that config.json, its text_config or generation_config.json names as the end of a text."""
-    path = Path(directory) / CONFIG
+    path = user_path(directory) / CONFIG
     found = set(read_generation_defaults(directory).eos_ids)
+    require_regular(path, ConfigError)
     if path.exists():
         config = read_json(path)
         found.update(_eos(config, path), _eos(text_config(config, str(path)), path))

@@ -60,6 +60,7 @@ WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
         _are_variables,
         f"a dict of the chat template's variables, none of them called {' or '.join(RESERVED)}",
     ),
+    "wait": (lambda value: value is None or (_is_number(value) and value >= 0), "seconds, at least 0, or None"),
     "on_prefill": (lambda value: value is None or callable(value), "a function of done and total, or None"),
 }
 
@@ -69,11 +70,12 @@ class GenerationOptions:
     """How text is sampled and when it ends.
 
     temperature 0 is greedy; a seed of None picks one. top_k cuts before top_p. `processors` are called with the tokens
-    so far and the f32 logits [vocab], and return logits. `stop` are strings; the text before the first of them is
-    returned. ignore_eos: exactly max_tokens tokens. `force` are token ids to take in place of sampled ones, one a
-    step and exactly those (teacher forcing). logprobs: the natural log p of each token, after the processors.
-    `template` are variables of the chat template, such as enable_thinking. on_prefill(done, total) is called as the
-    prompt is read.
+    so far and the f32 logits [vocab], and return logits. `stop` are strings, special tokens among them; the text before
+    the first of them is returned. ignore_eos: exactly max_tokens tokens. `force` are token ids to take in place of
+    sampled ones, one a step and exactly those (teacher forcing). logprobs: the natural log p of each token, after the
+    processors. `template` are variables of the chat template, such as enable_thinking. on_prefill(done, total) is
+    called as the prompt is read. `processors` and on_prefill run in the thread that asks for the text. wait: seconds to
+    wait for a turn where others use the model, then a BusyError; None: as long as it takes.
     """
 
     max_tokens: int = 256
@@ -94,6 +96,7 @@ class GenerationOptions:
     tools: Sequence[Mapping[str, Any]] | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     on_prefill: Callable[[int, int], None] | None = None
+    wait: float | None = None
 
     def __post_init__(self) -> None:
         given = {f.name: plain_number(getattr(self, f.name)) for f in fields(self)}
@@ -112,10 +115,17 @@ class GenerationOptions:
             return lambda logits: mx.array(next(forced))
         return make_sampler(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
 
-    def all_processors(self, prompt_length: int) -> list[Processor]:
-        """Penalties and bias, then `processors`."""
+    def penalties(self, prompt_length: int) -> list[Processor]:
+        """What comes before `processors`: penalties and bias."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.logit_bias)
-        return [*make_processors(*penalties, prompt_length), *map(checked, self.processors)]
+        return make_processors(*penalties, prompt_length)
+
+    def processed(self, tokens: Sequence[int], logits: mx.array) -> mx.array:
+        """What `processors` make of logits f32 [vocab], evaluated."""
+        for processor in map(checked, self.processors):
+            logits = processor(tokens, logits)
+        mx.eval(logits)
+        return logits
 
     @property
     def length(self) -> int:

@@ -34,8 +34,9 @@ def array_digest(array: np.ndarray) -> str:
 class Chunk:
     """A piece of a running generation; `text` may be empty while bytes of a character or a stop string are held back.
 
-    reasoning: text inside <think> when the template opens it. tokens: the ids behind this piece. logprobs: of those
-    tokens, natural log, None unless asked for. tool_calls: parsed calls, in the last chunk. finish_reason: in the last.
+    reasoning: text inside <think> where the template opens it or the answer begins with it. tokens: the ids behind this
+    piece. logprobs: of those tokens, natural log, None unless asked for. tool_calls: parsed calls, each when it is
+    complete. finish_reason: in the last chunk.
     """
 
     text: str = ""
@@ -55,7 +56,7 @@ class Response:
     """
 
     text: str
-    tokens: tuple[int, ...]
+    tokens: list[int]
     prompt_tokens: int
     cached_tokens: int
     finish_reason: FinishReason
@@ -98,10 +99,8 @@ class Record:
         self.seconds: list[float] = []
         self.misses: list[int] = []
 
-    def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
+    def add(self, step: Step, chunk: Chunk, prompt_tokens: int, cached_tokens: int) -> None:
         self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
-
-    def add(self, step: Step, chunk: Chunk) -> None:
         self.last = time.perf_counter()
         if not self.tokens:
             self.first = self.last
@@ -117,7 +116,7 @@ class Record:
         logprobs = [p for chunk in chunks if chunk.logprobs is not None for p in chunk.logprobs]
         return Response(
             text="".join(chunk.text for chunk in chunks),
-            tokens=tuple(self.tokens),
+            tokens=list(self.tokens),
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             finish_reason=chunks[-1].finish_reason or "interrupted",

@@ -47,6 +47,9 @@ class TextStream(IdStream):
         super().__init__(stop_ids, logprobs)
         self._detokenizer = tokenizer.detokenizer()
         self._stop = StopStrings(stop_strings)
+        # Text never holds a special token, so one that is a stop string stops by its id.
+        special = map(tokenizer.special_id, self._stop.stops)
+        self.stop_ids |= {token for token in special if token is not None}
         self._reasoning = ReasoningSplitter(inside_reasoning)
         self._tools = None if tools is None else ToolCallSplitter(tools)
 

@@ -29,6 +29,7 @@ from .bf16_products import bf16_products, has_bf16_products
 from .delta_mixer import DeltaMixer, delta_inputs, delta_mixer
 from .expert_ffn import Records, combine, expert_contributions, expert_ffn, expert_ffn_accumulate, part_views
 from .first_use import announcing, compile_seconds, working_clock
+from .fork import require_unforked
 from .gated_delta import GatedDelta, gated_delta
 from .gates import sigmoid_scaled, swiglu, swiglu_linear
 from .gpu import require_simd_width
@@ -95,6 +96,7 @@ __all__ = [
     "quantise_rows",
     "quantize",
     "require_simd_width",
+    "require_unforked",
     "rms_norm",
     "route",
     "router",

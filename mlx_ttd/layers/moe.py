@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
@@ -31,8 +32,18 @@ class StreamedExperts(nn.Module):
     ) -> mx.array:
         """Weighted sum of the chosen experts: f32 [T, H]. x [T, H]; ids int32 [T, k] ascending; weights f32 [T, k].
 
-        `meanwhile` are arrays to compute while experts are read.
+        `meanwhile` are arrays to compute while experts are read. In a thread of your own: evaluate the sum there before
+        another thread uses the model. BusyError while one does.
         """
+        call = self.provider.begin_call(self.layer, sys._getframe())
+        try:
+            return self._summed(x, ids, weights, mode, meanwhile)
+        finally:
+            self.provider.end_call(call)
+
+    def _summed(
+        self, x: mx.array, ids: mx.array, weights: mx.array, mode: Mode, meanwhile: Sequence[mx.array]
+    ) -> mx.array:
         if mode == "prefill":
             return self._prefill(x, ids, weights)
         lease = self.provider.resident(self.layer, ids)

@@ -9,6 +9,7 @@ import mlx.nn as nn
 
 from .. import kernels
 from ..kernels import Mode, Weight
+from ..observe import cancel_point
 from ..store import Store, read_tensor
 
 
@@ -36,6 +37,7 @@ class ResidentWeights:
         self.bytes_read = 0
 
     def array(self, name: str) -> mx.array:
+        cancel_point()
         info = self.store.resident[name]
         self.bytes_read += info.nbytes
         if self.report is not None:

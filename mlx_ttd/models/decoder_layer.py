@@ -10,7 +10,7 @@ import mlx.nn as nn
 from .. import kernels
 from ..kernels import BLOCK, Mode
 from ..layers import GatedAttention, GatedDeltaNet, MoE, ResidentWeights, SwiGLU
-from ..observe import note
+from ..observe import cancel_point, note
 from ..spec import FULL, ModelSpec
 from ..state import LayerState
 from ..streaming import ExpertProvider
@@ -89,6 +89,7 @@ class DecoderLayer(nn.Module):
         mode: Mode = "prefill"
         totals, normed, shared, ids, weights = [], [], [], [], []
         for start, stop in blocks(state.offset, x.shape[0], state.mark_at):
+            cancel_point()
             rows = x[start:stop]
             if isinstance(self.mlp, MoE):
                 routed = self.route(rows, self.mix(rows, state, mode), mode)

@@ -15,7 +15,7 @@ from ..kernels import Mode
 from ..layers import ResidentWeights
 from ..observe import MODEL, note
 from ..spec import ModelSpec
-from ..state import LayerState, new_state
+from ..state import BATCHES, LayerState, new_state
 from ..streaming import EmbeddingRows, ExpertProvider, require_in_vocabulary
 from .decoder_layer import DecoderLayer
 from .resident_step import ResidentStep
@@ -90,6 +90,8 @@ class Model(nn.Module):
         self, inputs: mx.array, cache: Sequence[LayerState] | None = None, mode: Mode | None = None
     ) -> mx.array:
         """Logits of int token ids [1, T]. mode: a single token decodes, more prefill, unless "verify" is asked."""
+        if inputs.ndim == 2 and inputs.shape[0] > 1:
+            raise KernelError(BATCHES.format(count=inputs.shape[0]))
         if inputs.ndim != 2 or inputs.shape[0] != 1 or inputs.shape[1] == 0:
             raise KernelError(f"inputs have shape {inputs.shape}; pass one sequence of token ids, [1, T].")
         if mode is None:

@@ -36,7 +36,12 @@ def _mac() -> tuple[int, int]:
     return int(float(used[1]) * 2**20) if used else 0, int(outs[1]) if outs else 0
 
 
+def swap_and_page_outs() -> tuple[int, int]:
+    """Bytes of swap in use, and pages written to it since the system started."""
+    return _mac() if sys.platform == "darwin" else _linux()
+
+
 def machine_state(folder: str | os.PathLike[str] = ".") -> MachineState:
     """The state now; the free disk is that of `folder`."""
-    swap, page_outs = _mac() if sys.platform == "darwin" else _linux()
+    swap, page_outs = swap_and_page_outs()
     return MachineState(os.getloadavg()[0], swap, page_outs, shutil.disk_usage(folder).free)

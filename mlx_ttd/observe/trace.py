@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import os
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ..errors import ConfigError, StoreError
-from ..spec import read_json
+from ..spec import open_regular, read_json, require_regular, user_path
 from .probe import MODEL
 
 FORMAT, VERSION = "mlx_ttd trace", 1
@@ -56,7 +58,7 @@ class Trace:
 
     def save(self, folder: str | Path) -> None:
         """Write the directory `folder`, which must not hold a trace yet."""
-        folder = Path(folder)
+        folder = user_path(folder)
         make_trace_folder(folder)
         header = {
             "format": FORMAT,
@@ -69,6 +71,8 @@ class Trace:
         }
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         try:
+            with suppress(FileNotFoundError):
+                os.close(open_regular(folder / "trace.safetensors"))
             save_file(arrays, folder / "trace.safetensors")
             (folder / "trace.json").write_text(json.dumps(header, indent=1) + "\n")
         except (OSError, SafetensorError) as error:
@@ -77,9 +81,10 @@ class Trace:
 
 def make_trace_folder(folder: Path) -> None:
     """Make the directory of a trace. StoreError where that cannot be, or where it holds a trace already."""
+    folder = user_path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = (folder / "trace.json").exists()
+        taken = os.path.lexists(folder / "trace.json")
     except (OSError, ValueError) as error:
         raise StoreError(f"{folder} cannot be made a directory for a trace: {error}; name another one.") from None
     if taken:
@@ -88,8 +93,9 @@ def make_trace_folder(folder: Path) -> None:
 
 def load_trace(folder: str | Path) -> Trace:
     """Read what `Trace.save` wrote. StoreError where it is none, of another version, or damaged."""
-    folder = Path(folder)
+    folder = user_path(folder)
     try:
+        require_regular(folder / "trace.safetensors", StoreError)
         header = read_json(folder / "trace.json", HEADER_BYTES)
         if (header["format"], header["version"]) != (FORMAT, VERSION):
             raise ValueError(f"it is {header['format']!r} version {header['version']!r}")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, OptionError
 
 LINEAR, FULL = "linear_attention", "full_attention"
-CONFIG_BYTES = 4 << 20
 # What the configuration classes of qwen3_5, qwen3_5_moe and qwen3_next in transformers take for absent keys.
 ROPE_THETA, MAX_CONTEXT = 1e4, 32_768
 MOE_TYPES = {"qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
@@ -84,23 +81,6 @@ class ModelSpec:
         """Bytes of conv tails and f32 recurrent state of all GDN layers, whatever the length."""
         layer = (self.conv - 1) * self.conv_width * itemsize + self.value_heads * self.key_dim * self.value_dim * 4
         return self.layer_types.count(LINEAR) * layer
-
-
-def read_json(path: Path, limit: int = CONFIG_BYTES) -> dict[str, Any]:
-    """Read an untrusted JSON object of at most `limit` bytes; ConfigError names the file otherwise."""
-    try:
-        if path.stat().st_size > limit:
-            raise ConfigError(
-                f"{path} is larger than {limit:,} bytes, which no such file is; check where it comes from."
-            )
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; a model directory needs it.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} holds a {type(data).__name__} where a JSON object is needed.")
-    return data
 
 
 class _Fields:

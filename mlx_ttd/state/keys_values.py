@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 from ..errors import ContextError
 from ..kernels import KeptRows, quantise_rows, rows_parts
 from ..spec import ModelSpec
+from .one_sequence import OneSequence
 
 NOWHERE = -1
 FLOATS = {32: mx.float32, 16: mx.bfloat16}
 
 
-class KVState:
+class KVState(OneSequence):
     """Room for `capacity` positions, of which `offset` are filled, in plain numbers of 32 or 16 bits or codes of 8."""
 
     def __init__(self, spec: ModelSpec, capacity: int, bits: int):
@@ -40,21 +43,21 @@ class KVState:
                 "shorten the prompt or load with a larger context=."
             )
         new = [part for rows in (keys, values) for part in rows_parts(self._kept(rows.transpose(1, 0, 2)))]
-        for room, rows in zip(self.state, new, strict=True):
+        for room, rows in zip(self.arrays, new, strict=True):
             room[:, self.offset : stop] = rows
         self.offset = stop
 
     @property
-    def state(self) -> list[mx.array]:
+    def arrays(self) -> list[mx.array]:
         return rows_parts(self.keys) + rows_parts(self.values)
 
     def filled(self) -> list[mx.array]:
         """Copies of the positions in use."""
-        return [mx.contiguous(a[:, : self.offset]) for a in self.state]
+        return [mx.contiguous(a[:, : self.offset]) for a in self.arrays]
 
     def shapes(self, offset: int) -> list[tuple[int, ...]]:
         """Of what `filled` gives after `offset` positions."""
-        return [(a.shape[0], offset, a.shape[2]) for a in self.state]
+        return [(a.shape[0], offset, a.shape[2]) for a in self.arrays]
 
     def restore(self, arrays: list[mx.array], offset: int) -> None:
         """Be what gave `arrays` by `filled`."""
@@ -63,9 +66,16 @@ class KVState:
                 f"the saved state holds {offset:,} tokens and memory is reserved for {self.capacity:,}; "
                 f"load with context={offset + 1} or more."
             )
-        for room, rows in zip(self.state, arrays, strict=True):
+        for room, rows in zip(self.arrays, arrays, strict=True):
             room[:, :offset] = rows
         self.offset = offset
+
+    def moment(self) -> tuple[Any, ...]:
+        """Where it is: `go_to` comes back to it as long as no other sequence was written meanwhile."""
+        return (self.offset,)
+
+    def go_to(self, moment: tuple[Any, ...]) -> None:
+        (self.offset,) = moment
 
     def mark(self, at: int) -> None:
         self.mark_at = at
@@ -83,4 +93,4 @@ class KVState:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.state)
+        return sum(a.nbytes for a in self.arrays)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 from ..spec import FULL, ModelSpec
 from .keys_values import NOWHERE, KVState
+from .one_sequence import OneSequence
 
 
-class RecurrentState:
+class RecurrentState(OneSequence):
     """Conv tail [taps - 1, channels] and f32 recurrent state [value_heads, value_dim, key_dim] of one GDN layer.
 
     What they are after `mark_at` positions is kept once these have passed, for `back_to_mark`.
@@ -27,9 +30,17 @@ class RecurrentState:
         if self.offset == self.mark_at:
             self._marked = conv, recurrent
 
+    def moment(self) -> tuple[Any, ...]:
+        """Where it is, for `go_to`; holding it keeps a second state."""
+        return self.offset, self.conv, self.recurrent
+
+    def go_to(self, moment: tuple[Any, ...]) -> None:
+        self.offset, self.conv, self.recurrent = moment
+
     def mark(self, at: int) -> None:
-        """Choose a position to come, in place of the one so far; NOWHERE keeps nothing."""
-        self.mark_at, self._marked = at, None
+        """Choose this position or one to come, in place of the one so far; NOWHERE keeps nothing."""
+        self.mark_at = at
+        self._marked = (self.conv, self.recurrent) if at == self.offset else None
 
     @property
     def passed_mark(self) -> bool:
@@ -41,16 +52,16 @@ class RecurrentState:
         (self.conv, self.recurrent), self.offset = self._marked, self.mark_at
 
     @property
-    def state(self) -> list[mx.array]:
+    def arrays(self) -> list[mx.array]:
         return [self.conv, self.recurrent]
 
     def filled(self) -> list[mx.array]:
         """Copies of the arrays."""
-        return [mx.contiguous(a) for a in self.state]
+        return [mx.contiguous(a) for a in self.arrays]
 
     def shapes(self, offset: int) -> list[tuple[int, ...]]:
         """Of what `filled` gives, whatever the offset."""
-        return [a.shape for a in self.state]
+        return [a.shape for a in self.arrays]
 
     def restore(self, arrays: list[mx.array], offset: int) -> None:
         self.conv, self.recurrent = arrays
@@ -61,7 +72,7 @@ class RecurrentState:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.state)
+        return sum(a.nbytes for a in self.arrays)
 
 
 LayerState = KVState | RecurrentState

@@ -46,7 +46,7 @@ def put_back(snapshot: Snapshot, state: Sequence[LayerState], fingerprint: dict[
         )
     for i, (layer, arrays) in enumerate(zip(state, snapshot.layers, strict=True)):
         found, wanted = [(a.shape, a.dtype) for a in arrays], layer.shapes(len(snapshot.tokens))
-        if found != [(shape, a.dtype) for shape, a in zip(wanted, layer.state, strict=True)]:
+        if found != [(shape, a.dtype) for shape, a in zip(wanted, layer.arrays, strict=True)]:
             raise StateError(f"layer {i} of the saved state has other shapes or dtypes; it is damaged: save it again.")
     for layer, arrays in zip(state, snapshot.layers, strict=True):
         layer.restore(list(arrays), len(snapshot.tokens))

@@ -12,6 +12,7 @@ from .policy import policies
 from .progress import Progress
 from .reader import MX_DTYPES, MTPStore, Store, open_store, read_tensor
 from .safetensors_file import TensorInfo, read_header
+from .stamp import Stamp, stamp_of
 from .verify import VerifyReport, verify
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Manifest",
     "Norms",
     "Progress",
+    "Stamp",
     "Store",
     "TensorInfo",
     "VerifyReport",
@@ -33,6 +35,7 @@ __all__ = [
     "read_header",
     "read_tensor",
     "refuse_file",
+    "stamp_of",
     "store_of_plan",
     "verify",
 ]

@@ -10,10 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..errors import ConversionError, OptionError
-from ..spec import model_spec
+from ..kernels import require_unforked
+from ..spec import model_spec, read_small, user_path
 from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint_files import plain_file, verbatim_names
 from .digest import sha256
-from .format import MANIFEST, VERBATIM_LIMIT, Norms, verbatim
+from .format import MANIFEST, VERBATIM_LIMIT, Norms
 from .hub import is_hub_id, open_hub_checkpoint
 from .journal import Journal
 from .manifest import Copied, FileEntry, Manifest
@@ -39,12 +41,11 @@ def _write(checkpoint: Checkpoint, file: PlannedFile, writer: FileWriter, worker
 
 def _copy_verbatim(checkpoint: Checkpoint, root: Path) -> dict[str, Copied]:
     copied = {}
-    files = (path for pattern in ("*", "*/*.jinja") for path in checkpoint.path.glob(pattern) if path.is_file())
-    for name in verbatim(path.relative_to(checkpoint.path).as_posix() for path in files):
-        source = checkpoint.path / name
-        if source.stat().st_size > VERBATIM_LIMIT:
-            raise ConversionError(f"{source} is larger than {VERBATIM_LIMIT:,} bytes, which no such file is; check it.")
-        data = source.read_bytes()
+    for name in verbatim_names(checkpoint.path):
+        source = plain_file(checkpoint.path, name)
+        if source is None:
+            continue
+        data = read_small(source, VERBATIM_LIMIT, ConversionError, "copy it from the model again")
         (root / name).parent.mkdir(exist_ok=True)
         _write_durably(root / name, data)
         copied[name] = Copied(len(data), sha256(data))
@@ -141,9 +142,10 @@ def convert(
     interruption resumes there and gives the same bytes. Raises CheckpointError, ConversionError, OptionError,
     ConfigError.
     """
+    require_unforked()
     if norms not in (None, "w", "1+w"):
         raise OptionError(f"norms is {norms!r}; give 'w' or '1+w', or leave it out.")
-    target = Path(dst)
+    target = user_path(dst)
     if os.path.lexists(target):
         raise ConversionError(f"{target} exists already; give another name or remove it.")
     partial = target.with_name(target.name + ".partial")

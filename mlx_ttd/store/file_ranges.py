@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import StoreError, TTDError
-from ..spec import STRIDE_UNIT, align
+from ..spec import STRIDE_UNIT, align, open_regular
 
 CALL_BYTES = 1 << 30
 BLOCK_BYTES, PAGE = 4 << 20, STRIDE_UNIT
@@ -60,7 +60,7 @@ def read_into(
 def opened(path: Path, error: type[TTDError] = StoreError) -> Iterator[int]:
     """A read-only descriptor of `path`, closed on exit."""
     try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        fd = open_regular(path)
     except OSError as failure:
         raise error(f"{path} cannot be opened: {failure.strerror}.") from None
     try:
@@ -125,7 +125,7 @@ def read_around(
 def direct(path: Path, plain: int) -> Iterator[int]:
     """A descriptor for direct reads, which leave the CPU to who uses the bytes; `plain` where there are none."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        fd = open_regular(path, os.O_DIRECT)
     except (AttributeError, OSError):
         pass_by_cache(plain)
         yield plain

@@ -36,7 +36,10 @@ INSTEAD = "take the bf16 checkpoint of this model, one in FP8 of 128 x 128 block
 
 def refuse_file(path: Path) -> None:
     """CheckpointError where `path` is, or holds nothing but, files of another kind than safetensors."""
-    held = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    try:
+        held = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    except OSError:
+        return
     if not any(file.suffix == ".safetensors" or file.name.endswith(".safetensors.index.json") for file in held):
         refuse_names(str(path), (file.name for file in held))
 

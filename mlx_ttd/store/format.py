@@ -10,7 +10,8 @@ from ..spec import STRIDE_UNIT, ModelSpec, Quantisation, Tensor, mtp_tensors, tr
 
 FORMAT, VERSION = "mlx_ttd store", 1
 MANIFEST, CONFIG = "manifest.json", "config.json"
-MANIFEST_BYTES = 256 << 20
+# A store of 397 billion parameters has 31 thousand digests, 2.5 MB.
+MANIFEST_BYTES = 32 << 20
 RESIDENT, EMBEDDING, MTP, MTP_EXPERTS = (
     "resident.safetensors",
     "embedding.safetensors",

@@ -2,98 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from threading import Event
 
 import numpy as np
 
-from ..errors import CheckpointError, TTDError
+from ..errors import CheckpointError
 from ..spec import model_spec, read_json
-from .checkpoint import INDEX, Checkpoint, all_tensors, fingerprint_of, formats_of, indexed
-from .digest import range_digest
+from .checkpoint import INDEX, INDEX_BYTES, Checkpoint, all_tensors, fingerprint_of, formats_of, indexed
+from .digest import range_digest, sha256
 from .file_ranges import ranges
 from .foreign import refuse_foreign, refuse_names
 from .format import CONFIG, VERBATIM_LIMIT, verbatim
-from .safetensors_file import Header, TensorInfo, make_header, parse_header, read_header
+from .hub_listing import list_files
+from .hub_patience import FIRST_TRIES, Patience
+from .hub_repo import Repo
+from .hub_transfer import Remote
+from .safetensors_file import Header, TensorInfo, make_header, read_header
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-HEADER_GUESS = 1 << 20
-SINGLE = "model.safetensors"
-KEPT = ".kept"
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Repo:
-    """One commit of a model repository; `files` maps a name to (bytes, SHA-256 or git object id)."""
-
-    name: str
-    commit: str
-    files: dict[str, tuple[int, str]]
-    folder: Path
-    report: Callable[[int], None]
-
-    def fetch(self, name: str) -> Path:
-        """Download a file, or take the one there, and check its digest; one that differs is fetched once more."""
-        from huggingface_hub import hf_hub_download
-
-        path = self.folder / name
-        for _ in range(2):
-            if not path.is_file():
-                log.info("downloading %s of %s", name, self.name)
-                keywords = {"revision": self.commit, "local_dir": self.folder, "tqdm_class": _bar(self.report)}
-                _ask(self.name, hf_hub_download, self.name, name, **keywords)
-            if self._digest(path, name) == self.files[name][1]:
-                return path
-            path.unlink()
-        raise CheckpointError(
-            f"{name} of {self.name} arrived twice with another digest than the hub's; try again later."
-        )
-
-    def _digest(self, path: Path, name: str) -> str:
-        size, wanted = self.files[name]
-        if path.stat().st_size != size:
-            return ""
-        if len(wanted) == 64:
-            return range_digest(path, 0, size, name, CheckpointError)
-        return hashlib.sha1(f"blob {size}\0".encode() + path.read_bytes()).hexdigest()
-
-    def read(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file, without downloading it."""
-        from huggingface_hub import get_session, hf_hub_url
-        from huggingface_hub.utils import build_hf_headers
-
-        url = hf_hub_url(self.name, name, revision=self.commit)
-        headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
-
-        def receive() -> bytes:
-            with get_session().stream("GET", url, headers=headers, follow_redirects=True) as answer:
-                if answer.status_code != 206:
-                    raise CheckpointError(f"The hub answers {answer.status_code} for a range of {name} of {self.name}.")
-                return b"".join(answer.iter_bytes())[: stop - start]
-
-        return bytes(_ask(self.name, receive))
-
-    def header(self, name: str) -> Header:
-        """The checked header of a shard, read without the shard."""
-        size, position = self.files[name][0], 0
-        known = self.read(name, 0, min(size, HEADER_GUESS))
-
-        def following(count: int) -> bytes:
-            nonlocal known, position
-            if position + count > len(known):
-                known += self.read(name, len(known), position + count)
-            position += count
-            return known[position - count : position]
-
-        return parse_header(self.folder / name, size, following, CheckpointError)
+SINGLE, KEPT = "model.safetensors", ".kept"
+SMALL_BYTES, MOST_SHARDS, HEADERS_BYTES = 16 << 20, 4096, 256 << 20
+LIMITS = {"tokenizer.json": VERBATIM_LIMIT, INDEX: INDEX_BYTES}
 
 
 def is_hub_id(source: str | os.PathLike[str]) -> bool:
@@ -101,38 +35,26 @@ def is_hub_id(source: str | os.PathLike[str]) -> bool:
     return bool(HUB_ID.fullmatch(str(source))) and Path(source).suffix != ".ttd" and not os.path.exists(source)
 
 
-def _bar(report: Callable[[int], None]) -> type:
-    from huggingface_hub.utils import tqdm
-
-    class Reporting(tqdm):
-        """The hub client's bar, shown by `report` alone."""
-
-        def __init__(self, *arguments: Any, **keywords: Any):
-            super().__init__(*arguments, **keywords | {"disable": True})
-
-        def update(self, n: float | None = 1) -> None:
-            report(int(n or 0))
-
-    return Reporting
-
-
-def _ask(repo: str, call: Any, *arguments: Any, **keywords: Any) -> Any:
-    try:
-        return call(*arguments, **keywords)
-    except TTDError:
-        raise
-    except Exception as failure:  # the hub's client raises its own, the HTTP library's and the system's errors
-        reason = str(failure).strip().splitlines() or [""]
-        raise CheckpointError(f"{repo} could not be read from the hub: {type(failure).__name__}: {reason[0]}") from None
-
-
 @dataclass(frozen=True)
 class HubCheckpoint(Checkpoint):
-    """Shards are fetched when first read; once less than half of one is needed, only that part stays."""
+    """Shards are fetched when first read; once less than half of one is needed, only that part stays.
+
+    `prefixes` has length and SHA-256 of the header that each shard's tensors were found by.
+    """
 
     repo: Repo | None = None
+    prefixes: dict[Path, tuple[int, str]] = field(default_factory=dict)
     kept: dict[str, TensorInfo] = field(default_factory=dict)
     checked: set[Path] = field(default_factory=set)
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        super().__exit__()
+
+    def stop(self) -> None:
+        """End what is being read from the hub, at once, with a CheckpointError there."""
+        assert self.repo is not None
+        self.repo.remote.patience.stopped.set()
 
     def _name(self, shard: Path) -> str:
         return shard.relative_to(self.path).as_posix()
@@ -142,9 +64,16 @@ class HubCheckpoint(Checkpoint):
         assert self.repo is not None
         info = self.kept.get(info.name, info)
         if info.name not in self.kept and info.path not in self.checked:
-            self.repo.fetch(self._name(info.path))
-            self.checked.add(info.path)
+            self._fetch(info.path)
         return super().read(info, start, nbytes)
+
+    def _fetch(self, shard: Path) -> None:
+        assert self.repo is not None
+        path = self.repo.fetch(self._name(shard))
+        length, digest = self.prefixes[shard]
+        if range_digest(path, 0, length, "the header", CheckpointError) != digest:
+            raise CheckpointError(f"{path} has another header than the hub gave for it before; try again later.")
+        self.checked.add(shard)
 
     def release(self, needed: set[str]) -> None:
         """Drop each fetched shard of which less than half is needed, after copying that part beside it."""
@@ -189,12 +118,12 @@ class HubCheckpoint(Checkpoint):
         """Bytes of the shards still to fetch before these tensors are read."""
         assert self.repo is not None
         paths = {self.tensors[name].path for name in names if name not in self.kept}
-        return sum(self.repo.files[self._name(path)][0] for path in paths if not path.is_file())
+        return sum(self.repo.size(self._name(path)) for path in paths if not path.is_file())
 
     def transient_bytes(self, steps: list[set[str]]) -> int:
         """The most that shards take at once, each counted whole from its first use to its last."""
         assert self.repo is not None
-        sizes = {t.path: self.repo.files[self._name(t.path)][0] for t in self.tensors.values()}
+        sizes = {t.path: self.repo.size(self._name(t.path)) for t in self.tensors.values()}
         uses = [{self.tensors[name].path for name in names if name not in self.kept} for names in steps]
         first = {path: i for i, paths in reversed(list(enumerate(uses))) for path in paths}
         last = {path: i for i, paths in enumerate(uses) for path in paths}
@@ -202,34 +131,53 @@ class HubCheckpoint(Checkpoint):
         return max((sum(sizes[path] for path in held) for held in spans), default=0)
 
 
-def open_hub_checkpoint(name: str, revision: str | None, cache: Path, report: Callable[[int], None]) -> HubCheckpoint:
+def _small_files(repo: Repo) -> None:
+    """Fetch the files beside the shards, none larger than such a file is."""
+    for name in verbatim(repo.files) + [INDEX] * (INDEX in repo.files):
+        limit = LIMITS.get(name, SMALL_BYTES)
+        if repo.size(name) > limit:
+            raise CheckpointError(
+                f"{name} of {repo.remote.repo} is larger than {limit:,} bytes, which no such file is."
+            )
+        repo.fetch(name)
+
+
+def _headers(repo: Repo, shards: list[str]) -> list[Header]:
+    missing = [shard for shard in shards if shard not in repo.files]
+    if missing:
+        raise CheckpointError(
+            f"{repo.remote.repo} lacks {len(missing)} of {len(shards)} shards ({', '.join(missing[:5])})."
+        )
+    if len({shard.casefold() for shard in shards}) < len(shards) or len(shards) > MOST_SHARDS:
+        raise CheckpointError(f"{repo.remote.repo} has more than {MOST_SHARDS:,} shards, or two whose names are alike.")
+    headers: list[Header] = []
+    for shard in shards:
+        headers.append(repo.header(shard))
+        if sum(len(header.raw) for header in headers) > HEADERS_BYTES:
+            raise CheckpointError(f"The headers of {repo.remote.repo} take more than {HEADERS_BYTES:,} bytes.")
+    return headers
+
+
+def open_hub_checkpoint(
+    name: str, revision: str | None, cache: Path, report: Callable[[int], None], patience: Patience | None = None
+) -> HubCheckpoint:
     """Pin a revision (a branch, tag or commit; the default branch when None) and read its config and headers.
 
     `report` is told of bytes as they arrive. Small files are downloaded into a folder of that commit in `cache`;
     shards follow when they are read. Raises CheckpointError, ConfigError.
     """
-    from huggingface_hub import HfApi
-
-    found = _ask(name, HfApi().model_info, name, revision=revision, files_metadata=True)
-    files = {s.rfilename: (s.size or 0, s.lfs.sha256 if s.lfs else s.blob_id or "") for s in found.siblings or []}
-    if not re.fullmatch("[0-9a-f]{40}", str(found.sha)):
-        raise CheckpointError(f"The hub names commit {found.sha!r} for {name}, which is none; try again later.")
-    folder = cache / str(found.sha)
-    repo = Repo(name, str(found.sha), files, folder, report)
+    patience = replace(patience or Patience(), stopped=Event())
+    commit, files = list_files(Remote(name, revision, replace(patience, tries=min(FIRST_TRIES, patience.tries))))
+    folder = cache / commit
+    repo = Repo(Remote(name, commit, patience), files, folder, report)
     if not {INDEX, SINGLE} & set(files):
         refuse_names(name, files)
     if CONFIG not in files or not {INDEX, SINGLE} & set(files):
         raise CheckpointError(f"{name} has no {CONFIG} with {INDEX} or {SINGLE}; name a repository with safetensors.")
     folder.mkdir(parents=True, exist_ok=True)
-    for small in verbatim(files) + [INDEX] * (INDEX in files):
-        if files[small][0] > VERBATIM_LIMIT:
-            raise CheckpointError(f"{small} of {name} is larger than {VERBATIM_LIMIT:,} bytes, which no such file is.")
-        repo.fetch(small)
+    _small_files(repo)
     wanted = indexed(folder) if INDEX in files else [SINGLE]
-    missing = [shard for shard in wanted if shard not in files]
-    if missing:
-        raise CheckpointError(f"{name} lacks {len(missing)} of {len(wanted)} shards ({', '.join(missing[:5])}).")
-    headers = [repo.header(shard) for shard in wanted]
+    headers = _headers(repo, wanted)
     config = read_json(folder / CONFIG)
     tensors = all_tensors(headers)
     refuse_foreign(name, config, tensors)
@@ -241,9 +189,10 @@ def open_hub_checkpoint(name: str, revision: str | None, cache: Path, report: Ca
         model_spec(config, f"{name}/{CONFIG}"),
         tensors,
         fingerprint_of(folder / CONFIG, headers),
-        repo.commit,
-        {"repo": name, "revision": repo.commit},
+        commit,
+        {"repo": name, "revision": commit},
         formats_of(headers),
         repo=repo,
+        prefixes={header.path: (len(header.raw), sha256(header.raw)) for header in headers},
         kept=kept,
     )

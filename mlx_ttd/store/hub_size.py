@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-TIMEOUT = 5.0
+from .hub_listing import list_files
+from .hub_patience import Patience
+from .hub_transfer import Remote
+
+SECONDS = 5.0
 
 
 def hub_bytes(name: str) -> int | None:
     """Bytes of the safetensors files of a hub repository; None where the hub does not tell within seconds."""
-    from huggingface_hub import HfApi
-
     try:
-        found = HfApi().model_info(name, files_metadata=True, timeout=TIMEOUT)
+        _, files = list_files(Remote(name, None, Patience(tries=1, whole_s=SECONDS)))
     except Exception:  # without a network there is a sentence all the same, only without the size
         return None
-    sizes = [file.size or 0 for file in found.siblings or [] if file.rfilename.endswith(".safetensors")]
-    return sum(sizes) or None
+    return sum(file.size or 0 for name, file in files.items() if name.endswith(".safetensors")) or None

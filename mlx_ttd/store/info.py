@@ -27,13 +27,13 @@ def _precision(store: Store, name: str) -> str:
     return found.dtype if found is not None else "none"
 
 
-def info(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Describe a store as JSON-ready values; sizes are bytes.
+def info(path: str | os.PathLike[str], follow_links: bool = False) -> dict[str, Any]:
+    """Describe a store as JSON-ready values; sizes are bytes. follow_links: whether links may lead outside it.
 
     `resident_bytes` is what every token uses, `record_strides` the size of one expert's record in each layer (0 where
     there is none), `bytes_per_token` what a token reads when no expert is in memory.
     """
-    store = open_store(path)
+    store = open_store(path, follow_links)
     spec, manifest = store.spec, store.manifest
     strides = [0 if layout is None else layout.stride for layout in store.layouts]
     sizes = {name: entry.bytes for name, entry in manifest.files.items()}

@@ -50,7 +50,7 @@ def _dense(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> Iter
         named = zip(names, parts, strict=False)
         return [(name, start * part.shape[1], part.data.cast("B")) for name, part in named]
 
-    return mapped(pack, ahead(read()), workers)
+    return mapped(pack, ahead(read(), checkpoint.stop), workers)
 
 
 def _places(matrix: Matrix) -> list[tuple[int, int]]:
@@ -97,7 +97,7 @@ def _experts(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> It
                 pack_into(rows, planned.source.encoding, planned.target, _parts(record, matrix))
         return [(first + i, (first + i) * layout.stride, record.data) for i, record in enumerate(records)]
 
-    return mapped(pack, ahead(read()), workers)
+    return mapped(pack, ahead(read(), checkpoint.stop), workers)
 
 
 def pieces(checkpoint: Checkpoint, file: PlannedFile, workers: Executor) -> Iterator[Piece]:

@@ -19,13 +19,20 @@ T = TypeVar("T")
 _END: Any = object()
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """Iterate over `items`, produced up to two ahead on a thread of their own; its exceptions surface here."""
+def ahead(items: Iterator[T], stop: Callable[[], None]) -> Iterator[T]:
+    """Iterate over `items`, produced up to two ahead on a thread of their own; its exceptions surface here.
+
+    `stop` is called when the iteration ends early, so that the item in the making is not waited for.
+    """
     with ThreadPoolExecutor(1, "read-ahead") as pool:
-        waiting = deque(pool.submit(next, items, _END) for _ in range(DEPTH))
-        while (item := waiting.popleft().result()) is not _END:
-            yield item
-            waiting.append(pool.submit(next, items, _END))
+        try:
+            waiting = deque(pool.submit(next, items, _END) for _ in range(DEPTH))
+            while (item := waiting.popleft().result()) is not _END:
+                yield item
+                waiting.append(pool.submit(next, items, _END))
+        except BaseException:
+            stop()
+            raise
 
 
 @contextmanager

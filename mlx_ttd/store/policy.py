@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, OptionError, known_names
-from ..spec import Quantisation, Tensor, read_json
+from ..spec import Quantisation, Tensor, read_json, user_path
 from .format import BITS, GROUPS
 
 STORED, DEFAULT = "stored", "int4"
@@ -95,8 +95,8 @@ def load_policy(
     policy = DEFAULT if policy is None else policy
     if str(policy) in policies():
         path = _bundled(str(policy))
-    elif Path(policy).is_file():
-        path = Path(policy)
+    elif user_path(policy).is_file():
+        path = user_path(policy)
     else:
         raise OptionError(f"Policy {str(policy)!r} is neither a file nor one of {', '.join(policies())}.")
     try:

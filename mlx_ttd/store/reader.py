@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,19 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import ConfigError, RecordError, StoreError
-from ..spec import ALIGNMENT, FULL, ModelSpec, Quantisation, RecordLayout, model_spec, read_json
+from ..spec import (
+    ALIGNMENT,
+    CONFIG_BYTES,
+    FULL,
+    ModelSpec,
+    Quantisation,
+    RecordLayout,
+    absolute_path,
+    json_object,
+    model_spec,
+    read_small,
+    require_regular,
+)
 from .digest import file_digest, sha256
 from .file_ranges import opened, read_into
 from .format import (
@@ -25,15 +37,18 @@ from .format import (
     RECORDS,
     RECORDS_START,
     RESIDENT,
+    VERBATIM,
     Norms,
     expert_file,
     parts,
     store_files,
     tensors_of,
 )
+from .links import refuse_links_out
 from .manifest import FileEntry, Manifest
 from .manifest_check import check_version, parse_manifest, stored_spec
 from .safetensors_file import Header, TensorInfo, read_header
+from .stamp import Stamp
 
 MX_DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U32": mx.uint32, "U8": mx.uint8}
 WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
@@ -41,7 +56,10 @@ WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 @dataclass(frozen=True)
 class Store:
-    """A checked store. `resident` and `embedding` map part names ('layers.3.attn.q.scales') to places in files."""
+    """A checked store. `resident` and `embedding` map part names ('layers.3.attn.q.scales') to places in files.
+
+    `path` is absolute; `stamps` tells what each tensor file was when its header was read.
+    """
 
     path: Path
     spec: ModelSpec
@@ -51,6 +69,8 @@ class Store:
     resident: dict[str, TensorInfo]
     embedding: dict[str, TensorInfo]
     mtp: MTPStore | None = None
+    stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)
+    follow_links: bool = False
 
     @property
     def norms(self) -> Norms:
@@ -135,16 +155,9 @@ def read_tensor(info: TensorInfo) -> mx.array:
     return array
 
 
-def _inside(root: Path, name: str) -> Path:
-    path = root / name
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise StoreError(f"{path} leads outside the store; replace the link by the file itself.")
-    return path
-
-
 def _header(root: Path, name: str, entry: FileEntry) -> Header:
-    path = _inside(root, name)
-    if not path.is_file():
+    path = root / name
+    if not os.path.lexists(path):
         raise StoreError(f"{path} is missing; copy the store again, whole.")
     header = read_header(path)
     if header.file_bytes != entry.bytes:
@@ -169,7 +182,7 @@ def _check_digests(header: Header, entry: FileEntry) -> None:
         )
 
 
-def _dense_file(root: Path, name: str, manifest: Manifest, spec: ModelSpec) -> dict[str, TensorInfo]:
+def _dense_file(root: Path, name: str, manifest: Manifest, spec: ModelSpec) -> Header:
     entry = manifest.files[name]
     header = _header(root, name, entry)
     expected: set[str] = set()
@@ -190,10 +203,10 @@ def _dense_file(root: Path, name: str, manifest: Manifest, spec: ModelSpec) -> d
     if set(header.tensors) != expected or set(entry.tensors or ()) != expected:
         raise StoreError(f"{header.path} and the manifest do not list the same tensors; convert the checkpoint again.")
     _check_digests(header, entry)
-    return header.tensors
+    return header
 
 
-def _expert_file(root: Path, name: str, entry: FileEntry, layout: RecordLayout, spec: ModelSpec) -> None:
+def _expert_file(root: Path, name: str, entry: FileEntry, layout: RecordLayout, spec: ModelSpec) -> Header:
     header = _header(root, name, entry)
     info = header.tensors.get(RECORDS)
     if (
@@ -214,41 +227,61 @@ def _expert_file(root: Path, name: str, entry: FileEntry, layout: RecordLayout, 
             f"{header.path} has records of {info.shape[1]:,} bytes where the manifest says {layout.stride:,}."
         )
     _check_digests(header, entry)
+    return header
 
 
-def open_store(path: str | os.PathLike[str]) -> Store:
-    """Open a store: check its manifest, config, and each file's size and header. Raises StoreError, ConfigError."""
-    root = Path(path)
-    if not (root / MANIFEST).is_file():
+def _copied_names(root: Path) -> list[str]:
+    """The files of a store that are not its own, whether they are there or not."""
+    return [*VERBATIM, *(path.relative_to(root).as_posix() for path in root.glob("additional_chat_templates/*"))]
+
+
+def open_store(path: str | os.PathLike[str], follow_links: bool = False) -> Store:
+    """Open a store: check its manifest, config, and each file's size and header. Raises StoreError, ConfigError.
+
+    follow_links: whether links in it may lead outside it.
+    """
+    root = absolute_path(path)
+    if not os.path.lexists(root / MANIFEST):
         reason = "is not a store: it has no manifest.json" if root.is_dir() else "does not exist"
         raise StoreError(f"{root} {reason}; make a store with `mlx-ttd convert CHECKPOINT STORE`.")
+    copied = _copied_names(root)
+    if not follow_links:
+        refuse_links_out(root, (MANIFEST, *copied))
+    for name in copied:
+        require_regular(root / name, StoreError)
+    hint = "copy the store again, whole"
+    written = read_small(root / MANIFEST, MANIFEST_BYTES, StoreError, hint)
     try:
-        data = read_json(_inside(root, MANIFEST), MANIFEST_BYTES)
+        data = json_object(written, root / MANIFEST)
     except ConfigError as error:
         raise StoreError(str(error)) from None
     check_version(data, str(root / MANIFEST))
-    config = read_json(_inside(root, CONFIG))
+    raw_config = read_small(root / CONFIG, CONFIG_BYTES, ConfigError, hint)
+    config = json_object(raw_config, root / CONFIG)
     spec = stored_spec(data, model_spec(config, str(root / CONFIG)))
     manifest = parse_manifest(data, spec, str(root / MANIFEST))
-    for layer, layout in enumerate(manifest.layouts):
+    if not follow_links:
+        refuse_links_out(root, manifest.files)
+    headers = {}
+    layouts = {expert_file(layer): layout for layer, layout in enumerate(manifest.layouts)}
+    for name, layout in (layouts | {MTP_EXPERTS: manifest.mtp_layout}).items():
         if layout is not None:
-            name = expert_file(layer)
-            _expert_file(root, name, manifest.files[name], layout, spec)
-    dense = {
-        name: _dense_file(root, name, manifest, spec)
-        for name, layer in store_files(spec, manifest.mtp).items()
-        if layer is None
-    }
-    if manifest.mtp_layout is not None:
-        _expert_file(root, MTP_EXPERTS, manifest.files[MTP_EXPERTS], manifest.mtp_layout, spec)
-    if sha256((root / CONFIG).read_bytes()) != manifest.copied[CONFIG].sha256:
+            headers[name] = _expert_file(root, name, manifest.files[name], layout, spec)
+    for name, layer in store_files(spec, manifest.mtp).items():
+        if layer is None:
+            headers[name] = _dense_file(root, name, manifest, spec)
+    if sha256(raw_config) != manifest.copied[CONFIG].sha256:
         raise StoreError(
             f"{root / CONFIG} does not match its digest; restore the config.json that belongs to this store."
         )
-    digest = sha256((root / MANIFEST).read_bytes())
-    mtp = None
-    if manifest.mtp:
-        one_layer = replace(spec, layer_types=(FULL,))
-        names = {name.removeprefix("mtp."): info for name, info in dense[MTP].items()}
-        mtp = MTPStore(root, one_layer, config, manifest, sha256(f"{digest} mtp".encode()), names, {})
-    return Store(root, spec, config, manifest, digest, dense[RESIDENT], dense.get(EMBEDDING, {}), mtp)
+    digest = sha256(written)
+    stamps = {header.path: header.stamp for header in headers.values() if header.stamp is not None}
+    resident, embedding = headers[RESIDENT].tensors, headers[EMBEDDING].tensors if EMBEDDING in headers else {}
+    store = Store(root, spec, config, manifest, digest, resident, embedding, None, stamps, follow_links)
+    if not manifest.mtp:
+        return store
+    one_layer = replace(spec, layer_types=(FULL,))
+    names = {name.removeprefix("mtp."): info for name, info in headers[MTP].tensors.items()}
+    own = sha256(f"{digest} mtp".encode())
+    mtp = MTPStore(root, one_layer, config, manifest, own, names, {}, None, stamps, follow_links)
+    return replace(store, mtp=mtp)

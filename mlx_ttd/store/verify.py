@@ -111,17 +111,21 @@ def _runs(parts: Iterator[_Part], room: int) -> Iterator[list[_Part]]:
 
 
 def verify(
-    path: str | os.PathLike[str], threads: int | None = None, progress: Callable[[Progress], None] | None = None
+    path: str | os.PathLike[str],
+    threads: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    follow_links: bool = False,
 ) -> VerifyReport:
     """Open a store, read every tensor, record and copied file of it, and compare digests.
 
-    `threads` is four times the CPUs by default, at most 16: some read while others hash.
+    `threads` is four times the CPUs by default, at most 16: some read while others hash. follow_links: whether links
+    may lead outside the store.
     Raises RecordError when an expert record is damaged, StoreError for anything else; the message lists what is.
     """
     if threads is not None and not 1 <= threads <= 256:
         raise OptionError(f"threads is {threads}; give a number from 1 to 256.")
     started = time.monotonic()
-    store = open_store(path)
+    store = open_store(path, follow_links)
     threads = threads or min(16, 4 * (os.cpu_count() or 1))
     room = min(MOST_ROOM, ROOM // threads)
     parts = list(_parts(store))

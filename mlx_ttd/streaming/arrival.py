@@ -27,7 +27,7 @@ class Arrival:
         try:
             self.batch.wait()
         except BaseException:
-            self._fail(self.batch)
+            self.abandon()
             raise
         self._seat(len(self.missing))
 
@@ -37,7 +37,7 @@ class Arrival:
         try:
             landed = self.batch.some()
         except BaseException:
-            self._fail(self.batch)
+            self.abandon()
             raise
         experts = self._seat(landed)
         self.group = self.missing
@@ -50,17 +50,11 @@ class Arrival:
         self.bank.seat(experts)
         return experts
 
-    def _fail(self, batch: Batch | NativeBatch) -> None:
-        batch.drain()
-        self.give_up()
-
     def abandon(self) -> None:
-        """Wait for reads in flight, since they write into slots, and unpin."""
-        try:
-            self.wait()
-        except Exception:
-            return
-        self.bank.unpin(self.bank.slot_of[self.group], ())
+        """Give up what was not begun, wait for reads in flight, since they write into slots, and unpin."""
+        if self.batch is not None:
+            self.batch.drain()
+        self.give_up()
 
     def give_up(self) -> None:
         """Unpin, and forget what was to come."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -9,16 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import PressureError
-from ..observe import Counters, machine_state
+from ..observe import Counters, swap_and_page_outs
 from .memory import give_back, machine_memory, show_size
 from .provider import ExpertProvider
 
 MAC_SWAP = Path("/private/var/vm")
+UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes: memory that can be had without swapping, swap in use, free disk where the store or swap lies."""
+    """Bytes: memory that can be had without swapping, swap in use, free disk where the store or swap lies.
+
+    A directory that is gone limits no disk.
+    """
 
     memory: int
     swap: int
@@ -45,9 +50,15 @@ class Limits:
 
 def machine_reading(folder: Path) -> Reading:
     """What the machine says now; `folder` is the store's."""
-    folders = [folder] + ([MAC_SWAP] if sys.platform == "darwin" and MAC_SWAP.exists() else [])
-    states = [machine_state(place) for place in folders]
-    return Reading(machine_memory()[1], states[0].swap_bytes, min(state.free_disk_bytes for state in states))
+    folders = [folder, *([MAC_SWAP] if sys.platform == "darwin" else [])]
+    return Reading(machine_memory()[1], swap_and_page_outs()[0], min(_free_disk(place) for place in folders))
+
+
+def _free_disk(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return UNLIMITED
 
 
 class Governor:

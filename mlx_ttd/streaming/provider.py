@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import FrameType
 
 import mlx.core as mx
 import numpy as np
 
+from ..errors import BusyError
 from ..kernels import to_device
-from ..observe import Counters
+from ..observe import Counters, cancel_point
 from ..spec import RecordLayout
 from ..store import Store
 from .arrival import Arrival
 from .budget import require_slots
+from .claim import Call, Claims, Using
 from .lease import Lease
 from .ledger import Ledger
 from .policies import make_policy
@@ -53,8 +58,45 @@ class ExpertProvider:
         self.banks = [SlotBank(experts, self.slots, stride, make_policy(policy, experts)) for stride in strides]
         self._files = RecordFiles(store, verify, read_mode)
         self._unread_ids: list[tuple[int, mx.array]] = []
+        self._claims = Claims()
+        self._lazy = False
         self.next_layer = NextLayer(self.banks, counters, self._submit) if prefetch == "next-layer" else None
         self.before_call: Callable[[], None] | None = None
+
+    def begin_call(self, layer: int, frame: FrameType) -> Call | None:
+        """Claim the experts for a call that `frame` runs, to be handed to `end_call`; None within a claim of its own.
+
+        A call that was interrupted is undone here. BusyError while another thread's goes on.
+        """
+        return self._claims.begin(frame, self.banks[layer])
+
+    def end_call(self, call: Call | None) -> None:
+        if call is not None:
+            # Its outputs may wait to be evaluated, in this thread alone.
+            self._lazy = True
+            self._claims.end(call)
+
+    def using(self) -> Using:
+        """A block of steps that nothing interrupts, whose frame has the claim."""
+        return Using(self._claims, self.settle_lazy)
+
+    def settle_here(self) -> None:
+        """Evaluate what this thread left to be evaluated, so that another can use the model."""
+        if not self._lazy:
+            return
+        call = self._claims.begin(sys._getframe(), None)
+        try:
+            with suppress(BusyError):
+                self.settle_lazy()
+        finally:
+            self._claims.end(call)
+
+    def settle_lazy(self) -> None:
+        """Evaluate what calls outside of `using` left to be evaluated; BusyError where only another thread can."""
+        if self._lazy:
+            for bank in self.banks:
+                bank.settle()
+            self._lazy = False
 
     def layout(self, layer: int) -> RecordLayout:
         """Where the parts of a record of `layer` lie."""
@@ -116,6 +158,7 @@ class ExpertProvider:
             lease = self._lend(bank, group, holds_all=len(groups) == 1)
             arrival = None
             try:
+                cancel_point()
                 if i + 1 < len(groups):
                     arrival = self._fetch(layer, groups[i + 1], wanted[(i + 1) * size :])
                 with lease:
@@ -184,7 +227,11 @@ class ExpertProvider:
     def _count(self, oldest: int) -> None:
         unread, self._unread_ids = self._unread_ids[:oldest], self._unread_ids[oldest:]
         for layer, ids in unread:
-            chosen = np.unique(np.array(ids))
+            try:
+                chosen = np.unique(np.array(ids))
+            except RuntimeError:
+                # Another thread's, not evaluated there yet.
+                continue
             self.banks[layer].policy.used(chosen)
             self.counters.requests += len(chosen)
             self.counters.hits += len(chosen)
@@ -204,6 +251,9 @@ class ExpertProvider:
         self.counters.hits += len(group) - len(missing)
         self.counters.misses += len(missing)
         arrival = Arrival(bank, group, missing, [bank.row(int(expert)) for expert in missing])
+        call = self._claims.current
+        if call is not None and call.bank is bank:
+            call.arrivals.append(arrival)
         try:
             if len(missing):
                 arrival.batch = self._submit(layer, missing, arrival.rows)

@@ -8,14 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..observe import Counters
+from ..observe import Counters, cancel_point
+from ..spec import open_regular
 from .read_threads import ReadThreads, native_clock
 
 PART_UNIT = 16_384
+# How long a wait for reads goes on before it looks whether it is still wanted.
+PATIENCE_SECONDS = 0.05
 
 
 @dataclass
@@ -45,14 +49,21 @@ def pread_into(fd: int, offset: int, into: memoryview) -> int:
 def open_for_reading(path: str | os.PathLike[str], direct: bool) -> int:
     """A descriptor of a file; direct: past the page cache, with aligned offsets, lengths and memory alone."""
     if not direct:
-        return os.open(path, os.O_RDONLY)
+        return open_regular(path)
     if sys.platform == "darwin":
         import fcntl
 
-        fd = os.open(path, os.O_RDONLY)
+        fd = open_regular(path)
         fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
         return fd
-    return os.open(path, os.O_RDONLY | os.O_DIRECT)
+    return open_regular(path, os.O_DIRECT)
+
+
+def _outcome(future: Future[None]) -> BaseException | None:
+    """What `future` ended with, waited for from one cancel point to the next."""
+    while not wait_for([future], PATIENCE_SECONDS).done:
+        cancel_point()
+    return future.exception()
 
 
 def _let_end(futures: Sequence[Future[None]]) -> None:
@@ -65,8 +76,8 @@ def _let_end(futures: Sequence[Future[None]]) -> None:
 class Batch:
     """Reads in flight, each of them some futures. `wait` and `some` raise the first failure."""
 
-    def __init__(self, reads: list[list[Future[None]]], counters: Counters):
-        self._reads, self._counters = reads, counters
+    def __init__(self, pool: ReadPool, reads: list[list[Future[None]]]):
+        self._pool, self._reads = pool, reads
         self._taken = 0
 
     def some(self) -> int:
@@ -83,15 +94,17 @@ class Batch:
     def _take(self, end: int) -> int:
         start = time.perf_counter()
         taken, self._taken = self._taken, end
-        errors = [e for e in (f.exception() for read in self._reads[taken:end] for f in read) if e is not None]
-        self._counters.wait_seconds += time.perf_counter() - start
+        errors = [e for e in (_outcome(f) for read in self._reads[taken:end] for f in read) if e is not None]
+        self._pool.counters.wait_seconds += time.perf_counter() - start
         if errors:
             raise errors[0]
         return end - taken
 
     def drain(self) -> None:
-        """Return when no read is in flight any more, whatever became of them and whatever signal comes."""
-        _let_end([future for read in self._reads for future in read])
+        """Give up what was not begun, and return when no read is in flight any more, whatever signal comes."""
+        futures = [future for read in self._reads for future in read]
+        self._pool.landed(sum(not future.cancelled() and future.cancel() for future in futures))
+        _let_end(futures)
 
 
 class NativeBatch:
@@ -102,20 +115,22 @@ class NativeBatch:
         self._taken = 0
 
     def some(self) -> int:
-        start = time.perf_counter()
-        end = self._native.wait_first(self._taken + 1)
-        self._pool.counters.wait_seconds += time.perf_counter() - start
-        if end <= self._taken:
-            raise self._failure(self._native.wait())
-        return self._take(end)
+        return self._take(self._ended(self._taken + 1))
 
     def wait(self) -> None:
+        self._take(self._ended(len(self._reads)))
+
+    def _ended(self, wanted: int) -> int:
+        """How many reads, in order, have ended, once `wanted` have; raises where one has failed."""
         start = time.perf_counter()
-        failed = self._native.wait()
+        ended, failed = self._native.wait_first(wanted, PATIENCE_SECONDS)
+        while ended < wanted and not failed:
+            cancel_point()
+            ended, failed = self._native.wait_first(wanted, PATIENCE_SECONDS)
         self._pool.counters.wait_seconds += time.perf_counter() - start
         if failed:
-            raise self._failure(failed)
-        self._take(len(self._reads))
+            raise self._failure(self._native.wait())
+        return ended
 
     def _failure(self, failed: list[tuple[int, int, int]]) -> Exception:
         self._pool.count_seconds()
@@ -135,7 +150,8 @@ class NativeBatch:
         return len(reads)
 
     def drain(self) -> None:
-        """Return when no read is in flight any more, whatever signal comes."""
+        """As `Batch.drain`."""
+        self._native.cancel()
         while not self._native.done:
             with suppress(BaseException):
                 self._native.wait()
@@ -183,7 +199,7 @@ class ReadPool:
                     self._since = time.perf_counter()
                 self._in_flight += len(starts)
             futures.append([self.threads.submit(self, self._part, read, at, min(at + step, size)) for at in starts])
-        return Batch(futures, self.counters)
+        return Batch(self, futures)
 
     def count_seconds(self) -> None:
         """Count the time that native reads were in flight since this was last done."""
@@ -212,6 +228,13 @@ class ReadPool:
         if errors:
             raise errors[0]
 
+    def landed(self, parts: int) -> None:
+        """So many parts of reads are in flight no more."""
+        with self._lock:
+            self._in_flight -= parts
+            if parts and self._in_flight == 0:
+                self.counters.read_seconds += time.perf_counter() - self._since
+
     def _part(self, read: Read, start: int, stop: int) -> None:
         try:
             reason = self._attempt(read, start, stop)
@@ -222,10 +245,7 @@ class ReadPool:
             if last:
                 self._finish(read)
         finally:
-            with self._lock:
-                self._in_flight -= 1
-                if self._in_flight == 0:
-                    self.counters.read_seconds += time.perf_counter() - self._since
+            self.landed(1)
 
     def _finish_for(self, future: Future[None], read: Read) -> None:
         if not future.set_running_or_notify_cancel():

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..errors import LeaseError
+from ..errors import BusyError, LeaseError
 from ..kernels import bank_write, device_kind, in_huge_pages, to_device
 from ..spec import STRIDE_UNIT
+from .claim import rebuilt
 from .policies import Policy
 
 EMPTY = -1
@@ -136,9 +137,35 @@ class SlotBank:
         """Evaluate what released leases still wait for."""
         self._evaluate(len(self._pending))
 
+    @property
+    def waits(self) -> bool:
+        """Whether a released lease still waits for arrays."""
+        return bool(self._pending)
+
+    def put_right(self, pins: np.ndarray) -> None:
+        """After a call that was interrupted anywhere: `pins` are those before it, and what did not arrive is gone."""
+        if self.records is None and self.slots:
+            self.pins[:] = 0
+            self.allocate(self.slots)
+        self.pins[:] = pins if len(pins) == self.slots else 0
+        self._held[:] = 0
+        for slots, _ in self._pending:
+            self._held[slots] += 1
+        self.slot_of = rebuilt(self.expert_in, self.experts, EMPTY)
+        self.full_table = None
+
     def _evaluate(self, oldest: int) -> None:
         done = self._pending[:oldest]
-        mx.eval([arrays for _, arrays in done])
+        try:
+            mx.eval([arrays for _, arrays in done])
+        except RuntimeError as error:
+            # MLX evaluates a graph in the thread that built it alone.
+            if "Stream" not in str(error):
+                raise
+            raise BusyError(
+                "what the experts of this model made in another thread is not evaluated there yet; call mx.eval on it "
+                "there, then use the model here."
+            ) from None
         del self._pending[:oldest]
         for slots, _ in done:
             self._held[slots] -= 1

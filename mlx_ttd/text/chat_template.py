@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, TemplateError
-from ..spec import read_json
+from ..spec import read_json, read_small, require_regular
 from .attachments import require_text
 from .limits import DEFAULT_LIMITS, Limits
+from .template_rendering import run_template
 
 TEMPLATE_BYTES = 1 << 20
+DEPTH = 200
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 DEFAULT, ADDITIONAL = "default", "additional_chat_templates"
 
@@ -26,6 +28,8 @@ def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict
     """
     files = {path.stem: _read(path) for path in sorted(directory.glob(f"{ADDITIONAL}/*.jinja"))}
     single, legacy = directory / "chat_template.jinja", directory / "chat_template.json"
+    for path in (single, legacy):
+        require_regular(path, TemplateError)
     if single.is_file():
         return {**files, DEFAULT: _read(single)}
     listed = _named(tokenizer_config.get("chat_template"), directory / "tokenizer_config.json")
@@ -54,10 +58,8 @@ def _named(listed: Any, where: Path) -> dict[str, str]:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > TEMPLATE_BYTES:
-            raise TemplateError(f"{path} is larger than {TEMPLATE_BYTES:,} bytes; check where it comes from.")
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        return read_small(path, TEMPLATE_BYTES, TemplateError, "copy it from the model again").decode("utf-8")
+    except ValueError as error:
         raise TemplateError(f"{path} cannot be read: {error}.") from None
 
 
@@ -77,28 +79,36 @@ def choose_template(templates: Mapping[str, str], name: str | None, has_tools: b
     raise TemplateError("The model has no chat template; pass the prompt as a string, or pass template=.")
 
 
-def plain(value: Any, where: str) -> Any:
+def plain(value: Any, where: str, depth: int = 0) -> Any:
     """A copy of `value` made of JSON types only, since a template may call the methods of any other."""
+    if depth > DEPTH:
+        raise TemplateError(f"{where} is nested more than {DEPTH} deep; a chat template takes less.")
+    if isinstance(value, Mapping):
+        return {plain_scalar(key, where): plain(item, where, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, where, depth + 1) for item in value]
+    if isinstance(value, str | int | float | None):
+        return plain_scalar(value, where)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name), where, depth + 1) for field in fields(value)}
+    if callable(dump := getattr(value, "model_dump", None)):
+        return plain(dump(), where, depth + 1)
+    return plain_scalar(value, where)
+
+
+def plain_scalar(value: Any, where: str) -> Any:
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)
-    if isinstance(value, Mapping):
-        return {plain(key, where): plain(item, where) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item, where) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name), where) for field in fields(value)}
-    if callable(dump := getattr(value, "model_dump", None)):
-        return plain(dump(), where)
     raise TemplateError(
         f"{where} holds a {type(value).__name__}; a chat template takes text, numbers, lists and dicts."
     )
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of the messages as templates want them: no None, call arguments as dicts, reasoning_content filled."""
+    """Copies of the messages as templates want them: no None, text in one piece, call arguments as dicts."""
     if isinstance(messages, str | Mapping) or not messages:
         raise TemplateError(
             'The conversation must be a list of at least one message, {"role": "user", "content": "..."}.'
@@ -112,22 +122,44 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
         reasoning = next((message[name] for name in REASONING_FIELDS if name in message), None)
         if reasoning is not None:
             message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-        for call in message.get("tool_calls") or ():
-            _parse_arguments(call)
+        if "content" in message:
+            message["content"] = _content(message["content"], f"Message {i}")
+        _parse_calls(message.get("tool_calls") or [], f"Message {i}")
         found.append(message)
     return found
 
 
-def _parse_arguments(call: Any) -> None:
-    """Turn the JSON string that OpenAI clients send as a call's arguments into its dict, in place."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+def _content(content: Any, where: str) -> Any:
+    """A message's content, text parts joined: a template that knows no parts would leave them out."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise TemplateError(
+            f"{where} has a content of type {type(content).__name__}; "
+            'pass a text, or parts, {"type": "text", "text": "..."}.'
+        )
+    texts = [part.get("text") for part in content if part.get("type", "text") == "text"]
+    return "".join(texts) if len(texts) == len(content) and all(isinstance(text, str) for text in texts) else content
+
+
+def _parse_calls(calls: Any, where: str) -> None:
+    """Make the arguments of tool calls dicts, in place: OpenAI clients send them as JSON, and none as null or ""."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise TemplateError(f'{where}: tool_calls must be a list of dicts, {{"function": {{"name", "arguments"}}}}.')
+    for call in calls:
+        function = call["function"] if isinstance(call.get("function"), dict) else call
+        given = function.get("arguments")
         try:
-            parsed = json.loads(arguments or "{}")
-        except ValueError:
-            return
-        if isinstance(parsed, dict):
-            function["arguments"] = parsed
+            arguments = json.loads(given or "{}") if isinstance(given, str) else given
+        except (ValueError, RecursionError):
+            arguments = given
+        if arguments is not None and not isinstance(arguments, dict):
+            form = "no JSON" if isinstance(arguments, str) else f"of type {type(arguments).__name__}"
+            raise TemplateError(
+                f"{where}: the arguments of its call of {function.get('name')!r} are {form}; "
+                "pass a dict, its JSON, or null for none."
+            )
+        function["arguments"] = arguments or {}
 
 
 def render(
@@ -148,8 +180,6 @@ def render(
         "messages": normalise_messages(messages),
         "tools": plain(tools, "tools"),
         "documents": plain(documents, "documents"),
-        "add_generation_prompt": add_generation_prompt,
+        "add_generation_prompt": plain(add_generation_prompt, "add_generation_prompt"),
     }
-    from .sandbox import run_template
-
     return run_template(text, values, limits)

@@ -22,9 +22,9 @@ class Piece:
 class TagSplitter:
     """Tells text between `start` and `end` from text outside; the tags themselves are dropped."""
 
-    def __init__(self, start: str, end: str, inside: bool = False):
+    def __init__(self, start: str, end: str):
         self._start, self._end = start, end
-        self._inside = inside
+        self._inside = False
         self._held = ""
 
     @property

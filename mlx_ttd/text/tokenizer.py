@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, TokenizerError
-from ..spec import read_json
+from ..errors import ConfigError, OptionError, TokenizerError
+from ..spec import read_json, read_small, require_regular, user_path
 from .chat_template import read_templates, render
 from .detokenizer import Detokenizer
 
@@ -23,11 +23,12 @@ CONFIG_BYTES = 16 << 20
 class Tokenizer:
     """The tokenizer.json, tokenizer_config.json and chat templates of `directory`, read when first asked for.
 
-    TokenizerError when a file is missing or malformed.
+    TokenizerError when a file is missing or malformed. From `bos_token` on, it has the names by which mlx-lm and other
+    programs made for transformers use one: `mlx_lm.generate(llm.model, llm.tokenizer, ...)`.
     """
 
     def __init__(self, directory: str | Path):
-        self.directory = Path(directory)
+        self.directory = user_path(directory)
 
     def __repr__(self) -> str:
         return f"Tokenizer({str(self.directory)!r})"
@@ -35,15 +36,10 @@ class Tokenizer:
     @cached_property
     def _backend(self) -> tokenizers.Tokenizer:
         path = self.directory / "tokenizer.json"
+        hint = "copy the model's tokenizer.json there, or pass token ids instead of text"
         try:
-            if path.stat().st_size > TOKENIZER_BYTES:
-                raise TokenizerError(f"{path} is larger than {TOKENIZER_BYTES:,} bytes; check where it comes from.")
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise TokenizerError(
-                f"{path} does not exist; copy the model's tokenizer.json there, or pass token ids instead of text."
-            ) from None
-        except (OSError, ValueError) as error:
+            text = read_small(path, TOKENIZER_BYTES, TokenizerError, hint).decode("utf-8")
+        except ValueError as error:
             raise TokenizerError(f"{path} cannot be read: {error}.") from None
         from tokenizers import Tokenizer as Backend
 
@@ -63,6 +59,7 @@ class Tokenizer:
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.directory / name
+        require_regular(path, TokenizerError)
         try:
             return read_json(path, CONFIG_BYTES) if path.exists() else {}
         except ConfigError as error:
@@ -94,14 +91,17 @@ class Tokenizer:
         """The number of ids that have text, added tokens included; a model's vocabulary may be padded beyond it."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`. No token is added; a special token that `text` spells out becomes that token."""
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The ids of `text`; a special token that `text` spells out becomes that token.
+
+        add_special_tokens: put what the tokenizer's file says around them, such as a token that begins every text.
+        """
         if not isinstance(text, str):
             raise TokenizerError(
                 f"encode takes a string, not a {type(text).__name__}; pass token ids to the model itself."
             )
         try:
-            return self._backend.encode(text, add_special_tokens=False).ids
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError):
             raise TokenizerError(
                 "The text holds a lone surrogate, which is no character; decode it as UTF-8 first."
@@ -127,6 +127,11 @@ class Tokenizer:
             return self._backend.token_to_id(token)
         except UnicodeEncodeError:
             return None
+
+    def special_id(self, token: str) -> int | None:
+        """As `token_id`, of a special token alone: one that a generation's text leaves out."""
+        found = self.token_id(token)
+        return found if found is not None and not self.decode([found], skip_special_tokens=True) else None
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of an id, or None when it has none."""
@@ -172,3 +177,59 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """The ids of `render_chat(messages, **options)`."""
         return self.encode(self.render_chat(messages, **options))
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return next(iter(self.eos_ids), None)
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.templates.get("default")
+
+    @property
+    def name_or_path(self) -> str:
+        return str(self.directory)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        return self.token_id(tokens) if isinstance(tokens, str) else [self.token_id(token) for token in tokens]
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
+        return self.token(ids) if isinstance(ids, int) else [self.token(i) for i in ids]
+
+    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> Any:
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> Any:
+        """As `render_chat`, or with tokenize `encode_chat`. OptionError for what neither does."""
+        for name in ("continue_final_message", "return_dict", "return_tensors"):
+            if variables.pop(name, None):
+                raise OptionError(f"apply_chat_template has no {name}; leave it out, or use transformers' tokenizer.")
+        make = self.encode_chat if tokenize else self.render_chat
+        return make(
+            conversation,
+            tools=tools,
+            documents=documents,
+            template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .tagged import Piece, TagSplitter
+from .xml_calls import Call, xml_calls
 
 START, END = "<tool_call>", "</tool_call>"
 ToolCall = dict[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
-FUNCTION = re.compile(r"\s*<function=\s*([^>\n]+?)\s*>(.*?)(?:</function>\s*)?", re.DOTALL)
-PARAMETER = re.compile(r"<parameter=\s*([^>\n]+?)\s*>(.*?)</parameter>(?=\s*(?:<parameter=|$))", re.DOTALL)
+SOMETHING = re.compile(r"\S")
+JSON = json.JSONDecoder(strict=False)
 NOT_JSON = object()
 
 
@@ -57,11 +58,10 @@ class ToolCallSplitter:
             self._block += piece.text
             if piece.closed:
                 block, self._block = self._block, ""
-                call = parse_call(block, self._schemas)
-                if call is None:
+                found = parse_block(block, self._schemas)
+                calls += found
+                if not found:
                     content += START + block + END
-                else:
-                    calls.append(call)
         return content, calls
 
 
@@ -75,42 +75,59 @@ def parameter_schemas(tools: Tools) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def parse_call(block: str, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall | None:
-    """The call that the inside of one <tool_call> block spells, or None."""
-    arguments: Any
-    if match := FUNCTION.fullmatch(block):
-        name, arguments = match[1], {key: unwrap(value) for key, value in PARAMETER.findall(match[2])}
-        # What is left over was meant as something; better to show it than to call without it.
-        if PARAMETER.sub("", match[2]).strip():
-            return None
-    else:
-        call = from_json(block)
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return None
-        name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
-        if isinstance(arguments, str):
-            arguments = from_json(arguments)
-        if not isinstance(arguments, dict):
-            return None
-    types = schemas.get(name, {})
-    return {
-        "name": name,
-        "arguments": {
+def parse_block(block: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[ToolCall]:
+    """The calls that the inside of one <tool_call> block spells, none where any part of it cannot be understood."""
+    found = xml_calls(block) if block.lstrip().startswith("<") else json_calls(block)
+    calls = []
+    for name, arguments in found:
+        types = schemas.get(name, {})
+        given = {
             key: typed(value, types[key]) if isinstance(value, str) and isinstance(types.get(key), Mapping) else value
             for key, value in arguments.items()
-        },
-    }
+        }
+        calls.append({"name": name, "arguments": given})
+    return calls
 
 
-def unwrap(value: str) -> str:
-    """A parameter's text without the newline that the format puts at either end."""
-    return value.removeprefix("\n").removesuffix("\n")
+def json_calls(block: str) -> list[Call]:
+    """Names and arguments of calls written as JSON objects, one after another or in a list."""
+    found = json_values(block)
+    if len(found) == 1 and isinstance(found[0], list):
+        found = found[0]
+    calls = [as_call(value) for value in found]
+    return [call for call in calls if call is not None] if None not in calls else []
+
+
+def as_call(value: Any) -> Call | None:
+    """The call that a JSON value is, or None; arguments of null are none."""
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = from_json(arguments or "{}")
+    if arguments is None:
+        arguments = {}
+    return (name, arguments) if isinstance(arguments, dict) else None
+
+
+def json_values(text: str) -> list[Any]:
+    """The JSON values that `text` spells one after another, none where anything else stands between."""
+    found = []
+    start = SOMETHING.search(text)
+    while start is not None:
+        try:
+            value, at = JSON.raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            return []
+        found.append(value)
+        start = SOMETHING.search(text, at)
+    return found
 
 
 def from_json(text: str) -> Any:
     """The JSON value that `text` spells, or NOT_JSON."""
     try:
-        return json.loads(text, strict=False)
+        return JSON.decode(text)
     except (ValueError, RecursionError):
         return NOT_JSON
 

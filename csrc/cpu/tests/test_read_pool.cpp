@@ -77,7 +77,7 @@ void reads_are_told_of_in_order_while_others_are_in_flight(const Bytefile& from)
     for (size_t i = 0; i < into.size(); ++i) reads.push_back({from.fd(), static_cast<int64_t>(i), 5000, into[i].data()});
     auto batch = pool.submit(reads, 2, 1024);
     for (size_t told = 0; told < into.size();) {
-      const size_t ended = batch.wait_first(told + 1);
+      const size_t ended = batch.wait_first(told + 1, 60).first;
       EXPECT(ended > told && ended <= into.size());
       for (; told < ended; ++told)
         EXPECT(std::equal(into[told].begin(), into[told].end(), from.bytes.begin() + static_cast<int64_t>(told)));
@@ -85,7 +85,7 @@ void reads_are_told_of_in_order_while_others_are_in_flight(const Bytefile& from)
   }
   Bytes beyond(3000), whole(3000);
   auto failing = pool.submit({{from.fd(), 0, 3000, whole.data()}, {from.fd(), size, 3000, beyond.data()}});
-  EXPECT(failing.wait().size() == 1 && failing.wait_first(1) == 0);
+  EXPECT(failing.wait().size() == 1 && failing.wait_first(1, 60).second);
 }
 
 void batches_from_many_threads_do_not_mix(const Bytefile& from) {
@@ -112,6 +112,26 @@ void a_closed_pool_opens_again(const Bytefile& from) {
     EXPECT(std::equal(into.begin(), into.end(), from.bytes.begin()));
     pool.close();
   }
+}
+
+void a_cancelled_batch_ends_with_what_was_begun(const Bytefile& from) {
+  std::atomic<bool> begun{false}, go_on{false};
+  ReadPool pool(1, [&](int fd, void* into, size_t bytes, off_t offset) {
+    begun = true;
+    while (!go_on) std::this_thread::yield();
+    return ::pread(fd, into, bytes, offset);
+  });
+  std::vector<Bytes> into(3, Bytes(1000));
+  std::vector<Read> reads;
+  for (auto& bytes : into) reads.push_back({from.fd(), 0, bytes.size(), bytes.data()});
+  auto batch = pool.submit(reads);
+  while (!begun) std::this_thread::yield();
+  batch.cancel();
+  EXPECT(batch.wait_first(1, 0.001) == std::make_pair(size_t{0}, false));
+  go_on = true;
+  const auto& failed = batch.wait();
+  EXPECT(failed.size() == 2 && failed[0].index == 1 && failed[0].error == ECANCELED && failed[1].index == 2);
+  EXPECT(pool.counters().reads == 1);
 }
 
 void a_clock_runs_while_its_own_reads_are_in_flight(const Bytefile& from) {
@@ -141,6 +161,7 @@ int main() {
   a_fault_is_retried_once_then_reported(from);
   batches_from_many_threads_do_not_mix(from);
   a_closed_pool_opens_again(from);
+  a_cancelled_batch_ends_with_what_was_begun(from);
   a_clock_runs_while_its_own_reads_are_in_flight(from);
   return failures != 0;
 }

@@ -1,0 +1,1 @@
+"""What runs in the process where templates are rendered: it imports Jinja and the standard library, nothing above."""

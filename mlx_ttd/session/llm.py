@@ -106,12 +106,17 @@ class LLM:
 
     def _prepared(self, prompt: Prompt, options: GenerationOptions) -> PreparedPrompt:
         tokenizer = self.tokenizer if self.has_tokenizer else None
-        if self._ends is None:
-            self._ends = ends_of(self.store.path, tokenizer)
         if not is_chat(prompt):
-            return PreparedPrompt(tokenizer, self._ends, self.encode(prompt))
+            ids = self.encode(prompt)
+            return PreparedPrompt(tokenizer, self._end_ids(), ids)
         template = {**options.template, "tools": options.tools}
-        return prepare(self.tokenizer, self._ends, prompt, template, marks=bool(self.division.mark))
+        return prepare(self.tokenizer, self._end_ids(), prompt, template, marks=bool(self.division.mark))
+
+    def _end_ids(self) -> frozenset[int]:
+        """The ids that end a text, read once."""
+        if self._ends is None:
+            self._ends = ends_of(self.store.path, self.tokenizer if self.has_tokenizer else None)
+        return self._ends
 
     def _request(self, prompt: Prompt, options: GenerationOptions) -> Request:
         self.engine.require_open()

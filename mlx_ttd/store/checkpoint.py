@@ -159,6 +159,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         )
     for name in verbatim_names(root):
         plain_file(root, name)
+    plain_file(root, INDEX)
     require_regular(root / INDEX, CheckpointError)
     config = read_json(root / CONFIG)
     spec = model_spec(config, str(root / CONFIG))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -21,30 +21,41 @@ def is_chat(prompt: Prompt) -> TypeGuard[Messages]:
     return listed and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def ids_of(tokenizer: Tokenizer, prompt: Prompt, tools: Any, template: Mapping[str, Any]) -> Sequence[int]:
-    """Token ids of a prompt: text as it is, chat messages through the template, ids as they are."""
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+def ids_of(
+    tokenizer: Tokenizer, prompt: Prompt, tools: Any, template: Mapping[str, Any], admit: Callable[[str], None]
+) -> Sequence[int]:
+    """Token ids of a prompt: text as it is, chat messages through the template, ids as they are.
+
+    admit: called with a text before it is cut into tokens; it may raise.
+    """
     if is_chat(prompt):
-        return tokenizer.encode_chat(prompt, tools=tools, **template)
+        prompt = tokenizer.render_chat(prompt, tools=tools, **template)
+    if isinstance(prompt, str):
+        admit(prompt)
+        return tokenizer.encode(prompt)
     return prompt  # type: ignore[return-value]
 
 
-def ids_after(tokenizer: Tokenizer, prompt: Prompt, continuation: str | Sequence[int]) -> tuple[Prompt, Sequence[int]]:
+def ids_after(
+    tokenizer: Tokenizer, prompt: Prompt, continuation: str | Sequence[int], admit: Callable[[str], None]
+) -> tuple[Prompt, Sequence[int]]:
     """A prompt, and the ids of what follows it. Two texts are tokenised in one piece and cut where lm-eval cuts them.
 
     That is before the spaces that end the first: models have read " word" as one token, and hardly " " before "word".
     Where tokens cross the cut each text is tokenised by itself, since the halves of a cut token spell other texts.
+    admit: as in `ids_of`.
     """
     if not isinstance(continuation, str) or not continuation:
         return prompt, continuation or []
     if isinstance(prompt, str):
+        admit(prompt + continuation)
         whole = tokenizer.encode(prompt + continuation)
         for context in filter(None, (prompt.rstrip(), prompt)):
             before = tokenizer.encode(context)
             after = whole[len(before) :]
             if after and tokenizer.decode([*before, *after]) == tokenizer.decode(whole):
                 return before, after
+    admit(continuation)
     return prompt, tokenizer.encode(continuation)
 
 
@@ -103,10 +114,16 @@ class PreparedPrompt:
 
 
 def prepare(
-    tokenizer: Tokenizer, ends: frozenset[int], prompt: Messages, template: Mapping[str, Any], marks: bool
+    tokenizer: Tokenizer,
+    ends: frozenset[int],
+    prompt: Messages,
+    template: Mapping[str, Any],
+    marks: bool,
+    admit: Callable[[str], None],
 ) -> PreparedPrompt:
-    """A chat, rendered. marks: whether its last question is to be found."""
+    """A chat, rendered. marks: whether its last question is to be found. admit: as in `ids_of`."""
     rendered = tokenizer.render_chat(prompt, **template)
+    admit(rendered)
     question = ""
     if marks and prompt[-1].get("role") == "user":
         question = tokenizer.render_chat(prompt, **{**template, "add_generation_prompt": False})

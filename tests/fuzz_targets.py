@@ -28,6 +28,7 @@ from mlx_ttd.errors import TTDError
 from mlx_ttd.generation import read_generation_defaults
 from mlx_ttd.observe import Trace, first_difference, incomparable, load_trace
 from mlx_ttd.spec import model_spec
+from mlx_ttd.state.saving import arrays_of
 from mlx_ttd.store import open_store
 from mlx_ttd.store.checkpoint import INDEX, open_checkpoint
 from mlx_ttd.store.hub import open_hub_checkpoint
@@ -255,19 +256,31 @@ def chat_template(folder: Path) -> Target:
 
 def saved_state(folder: Path) -> Target:
     path, spec = folder / "state.safetensors", model_spec(json.loads((mlx_ttd.demo_path() / "config.json").read_text()))
+    fingerprint = {"store": "x"}
 
     def fresh() -> list[state.LayerState]:
         return state.new_state(spec, 16, mx.float32, 32)
 
     empty = fresh()
     for layer in empty:
-        layer.restore([a[:, :3] if isinstance(layer, state.KVState) else a for a in layer.arrays], 3)
-    state.save(state.take(empty, [1, 2, 3], {"store": "x"}), path)
+        layer.offset = 3
+    state.save(path, empty, [1, 2, 3], fingerprint)
+    seeds = [path.read_bytes()]
+    # As older versions wrote it: without a digest, so that what is read is looked at itself.
+    tensors = {name: array[:, : shape[1]] for name, (array, shape) in arrays_of(empty, 3).items()}
+    older = tensors | {"tokens": mx.array([1, 2, 3], mx.int32)}
+    mx.save_safetensors(str(path), older, {"fingerprint": json.dumps(fingerprint)})
+    seeds.append(path.read_bytes())
 
     def read() -> None:
-        state.put_back(state.load(path), fresh(), {"store": "x"})
+        found = fresh()
+        with state.saved_state(path, found, fingerprint, spec.vocab) as saved:
+            saved.fill(found)
+        assert all(0 <= token < spec.vocab for token in saved.tokens)
+        assert all(layer.offset == len(saved.tokens) for layer in found)
+        assert all(mx.isfinite(array).all() for layer in found for array in layer.arrays)
 
-    return Target(mutations.safetensors, [path.read_bytes()], path.write_bytes, read)
+    return Target(mutations.saved_state, seeds, path.write_bytes, read)
 
 
 def small_trace() -> Trace:

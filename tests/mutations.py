@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -182,6 +183,37 @@ def safetensors(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
             header = changed_tree(rng, header, list(header) if isinstance(header, dict) else [])
     text = encoded(header, rng)
     return len(text).to_bytes(8, "little") + text + data[: rng.choice((len(data), len(data) // 2))]
+
+
+def saved_state(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """A saved state: as `safetensors`, or with tokens, numbers, their count, the header's size or the end changed."""
+    if rng.randrange(2):
+        return safetensors(rng, seeds)
+    seed = rng.choice(seeds)
+    start = 8 + int.from_bytes(seed[:8], "little")
+    header, data = json.loads(seed[8:start]), bytearray(seed[start:])
+    tokens, kind = header["tokens"], rng.randrange(6)
+    if kind == 0:
+        count = rng.choice((0, 1, 2, 4, 5, 1 << 20))
+        words = struct.pack(f"<{count}i", *(rng.randrange(3) for _ in range(count)))
+        at = len(data) // 4 * 4
+        tokens.update(shape=[count], data_offsets=[at, at + len(words)])
+        data = data[:at] + words
+    elif kind == 1:
+        at = tokens["data_offsets"][0] + 4 * rng.randrange(3)
+        data[at : at + 4] = struct.pack("<i", rng.choice((-(1 << 31), -1, 0, 7, 2047, 2048, 1 << 20, (1 << 31) - 1)))
+    elif kind == 2:
+        at = rng.randrange(len(data) // 4) * 4
+        data[at : at + 4] = struct.pack("<f", rng.choice((float("nan"), float("inf"), -float("inf"), 1e38, -0.0)))
+    elif kind == 3:
+        data += bytes(rng.choice((1, 4, 4096, 1 << 20)))
+    elif kind == 4:
+        header["__metadata__"]["note"] = "x" * rng.choice((1, 1000, 900_000, 2_000_000))
+    else:
+        name = rng.choice([name for name in header if name != "__metadata__"])
+        header[name]["dtype"] = rng.choice(DTYPES)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
 
 
 def template(rng: random.Random, seeds: Sequence[bytes]) -> bytes:

@@ -123,6 +123,87 @@ def test_swap_that_grows_shrinks_the_banks_each_time_it_has_grown_enough():
         assert slots == [24, 24, 12, 12, 6]
 
 
+def looked(llm, watch, machine, seconds, reading):
+    """The slots after `seconds` in which the machine said `reading`, looked at every second."""
+    machine.readings = [reading]
+    for _ in range(seconds):
+        machine.pass_time(1)
+        watch.check()
+    return llm.provider.slots
+
+
+def test_slots_that_were_given_back_are_taken_again_after_a_minute_of_calm():
+    with mlx_ttd.load("demo", "400MB", slots=24) as llm:
+        held, machine = llm.ledger.accounts["slots"], Machine(SHORT)
+        watch = governor(machine, llm.provider)
+        assert looked(llm, watch, machine, 1, SHORT) == 12
+        assert looked(llm, watch, machine, 59, CALM) == 12
+        assert looked(llm, watch, machine, 2, CALM) == 24
+        assert llm.ledger.accounts["slots"] == held
+        assert watch._counters.regrowths == 1
+
+
+def test_slots_come_back_no_further_than_memory_is_free_and_the_budget_gave():
+    with mlx_ttd.load("demo", "400MB", slots=24) as llm:
+        machine = Machine(SHORT)
+        watch = governor(machine, llm.provider)
+        assert looked(llm, watch, machine, 2, SHORT) == 6
+        size, least = llm.store.expert_bytes, Limits().memory + Limits().room
+        assert looked(llm, watch, machine, 200, replace(CALM, memory=least + 6 * size - 1)) == 6
+        assert looked(llm, watch, machine, 200, replace(CALM, memory=least + 6 * size)) == 12
+        llm.ledger.enter("another model", llm.ledger.free)
+        assert looked(llm, watch, machine, 200, CALM) == 12
+        llm.ledger.leave("another model")
+        assert looked(llm, watch, machine, 2000, CALM) == 24
+
+
+def test_a_smaller_budget_is_not_outgrown():
+    with mlx_ttd.load("demo", "400MB") as llm:
+        machine = Machine(SHORT)
+        watch = llm._core.governor
+        watch._read, watch._clock = machine.read, machine.clock
+        watch.begin()
+        llm.set_memory(mlx_ttd.info("demo")["least_bytes"] + 4 * llm.store.expert_bytes)
+        granted = llm.provider.slots
+        assert looked(llm, watch, machine, 1, SHORT) < granted
+        assert looked(llm, watch, machine, 1000, CALM) == granted < llm.store.spec.experts
+
+
+def test_a_machine_that_gets_short_whenever_slots_come_back_is_left_alone_for_longer_each_time():
+    with mlx_ttd.load("demo", "400MB", slots=24) as llm:
+        machine = Machine(CALM)
+        watch = governor(machine, llm.provider)
+        for _ in range(20_000):
+            machine.readings = [SHORT if llm.provider.slots == 24 else CALM]
+            machine.pass_time(1)
+            watch.check()
+        # After 60, 120, ... 1,920 and then 3,600 seconds each.
+        assert watch._counters.regrowths == 10
+
+
+@pytest.mark.parametrize("when", [1, 5, 30])
+def test_growing_at_any_time_changes_no_bit(when, calm):
+    with mlx_ttd.load("demo", "400MB", slots=16) as llm:
+        govern(llm, Machine(SHORT, *[replace(CALM, memory=2 * 10**8)] * when, CALM))
+        llm._core.governor._limits = replace(llm._core.governor._limits, calm=0.0)
+        response = generate(llm)
+        assert (response.digest, response.logits_digest) == (calm.digest, calm.logits_digest)
+        assert llm.provider.slots == 16
+        assert llm.stats().counters.regrowths == llm.stats().counters.shrinks == 1
+
+
+def test_an_open_lease_keeps_its_slots_from_growing():
+    with mlx_ttd.load("demo", "400MB", slots=24) as llm:
+        machine = Machine(SHORT)
+        watch = governor(machine, llm.provider)
+        assert looked(llm, watch, machine, 1, SHORT) == 12
+        waves = llm.provider.waves(0, np.array([0, 1]))
+        lease = next(waves)
+        assert looked(llm, watch, machine, 100, CALM) == 12
+        lease.release(())
+        assert looked(llm, watch, machine, 2, CALM) == 24
+
+
 def test_swap_that_was_there_before_is_no_pressure_and_much_more_of_it_ends_a_run():
     machine = Machine(CALM, replace(CALM, swap=CALM.swap + 3 * 10**9))
     watch = governor(machine)

@@ -52,7 +52,7 @@ def lm_eval_pair(tokenizer, context, continuation):
 
 
 def ours(tokenizer, context, continuation):
-    prompt, after = ids_after(tokenizer, context, continuation)
+    prompt, after = ids_after(tokenizer, context, continuation, lambda text: None)
     return tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, after
 
 

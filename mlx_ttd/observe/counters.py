@@ -16,7 +16,7 @@ class Counters:
     launches: of own kernels on a GPU. weight_bytes_copied: of weights that steps converted to multiply by them, or sent
     to a GPU's own memory. reallocations: banks that were given other memory after load.
     prefetched, prefetch_used: records read on a guess at the next layer's choice, and those that it then chose.
-    shrinks: times the banks gave slots back because the machine was short of memory.
+    shrinks: times the banks gave slots back because the machine was short of memory; regrowths: took some again.
     """
 
     requests: int = 0
@@ -35,6 +35,7 @@ class Counters:
     decode_steps: int = 0
     prefill_tokens: int = 0
     shrinks: int = 0
+    regrowths: int = 0
     prefetched: int = 0
     prefetch_used: int = 0
 

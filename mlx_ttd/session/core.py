@@ -90,7 +90,7 @@ class Core:
         ids = check_ids(ids, self.store.spec.vocab)
         if options.force:
             check_ids(options.force, self.store.spec.vocab)
-        self._require_context(len(ids) + max(0, len(options.force) - 1), len(ids) + options.length)
+        self.require_context(len(ids) + max(0, len(options.force) - 1), len(ids) + options.length)
         sampler, penalties = options.sampler(), options.penalties(len(ids))
         text = output_stream(prompt.tokenizer, prompt.ends, prompt.chat, ids, options)
         self.governor.begin()
@@ -149,14 +149,15 @@ class Core:
         """A block in which the experts are the engine's."""
         return nullcontext() if self.provider is None else self.provider.using()
 
-    def _require_context(self, needed: int, advised: int) -> None:
+    def require_context(self, needed: int, advised: int, told: str = "") -> None:
+        """ContextError for a prompt of `needed` tokens that has no room. told: what the message says before them."""
         most = self.store.spec.max_context
         if needed > self.context:
             advice = f"shorten it or load with context={min(advised, most)}" if needed <= most else "shorten it"
             limit = (
                 f"memory is reserved for {self.context:,}" if needed <= most else f"the model takes at most {most:,}"
             )
-            raise ContextError(f"the prompt has {needed:,} tokens and {limit}; {advice}.")
+            raise ContextError(f"the prompt has {told}{needed:,} tokens and {limit}; {advice}.")
 
     def _continue_or_start(self, ids: Sequence[int]) -> Running:
         """The live sequence, maybe back at its mark, if `ids` extends it by at least one token, else a new one."""
@@ -183,15 +184,16 @@ class Core:
     def save(self, path: str | os.PathLike[str]) -> None:
         if self.sequence is None:
             raise StateError("there is no sequence to save; generate something first.")
-        state.save(state.take(self.sequence.state, self.sequence.tokens, self.fingerprint), Path(path))
+        state.save(Path(path), self.sequence.state, self.sequence.tokens, self.fingerprint)
 
     def restore(self, path: str | os.PathLike[str]) -> list[int]:
-        snapshot = state.load(Path(path))
-        self.sequence = None
-        running = Running(self.model, self.model.make_cache(), list(snapshot.tokens))
-        state.put_back(snapshot, running.state, self.fingerprint)
-        self.sequence = running
-        return list(snapshot.tokens)
+        # Nothing is allocated before it is evaluated, so there are never two states.
+        empty = state.new_state(self.store.spec, self.context, self.model.dtype, self.options.kv_bits)
+        with state.saved_state(Path(path), empty, self.fingerprint, self.store.spec.vocab) as saved:
+            self.sequence = None
+            saved.fill(empty)
+        self.sequence = Running(self.model, empty, saved.tokens)
+        return list(saved.tokens)
 
     def set_memory(self, memory: str | int) -> None:
         total = total_bytes(memory, self.ledger.used)
@@ -209,6 +211,7 @@ class Core:
             self.ledger.leave(account)
         if self.provider is not None:
             self.provider.resize(division.slots)
+            self.governor.granted = self.provider.slots
         self.ledger.enter("scratch", division.scratch)
         self.ledger.enter("mark", division.mark)
         self._unwire = self._wire()

@@ -101,16 +101,30 @@ class LLM:
         return self.engine.ending
 
     def encode(self, prompt: Prompt, tools: Any = None, **template: Any) -> list[int]:
-        """Token ids of a prompt: text as it is, chat messages through the template, or ids, which are only checked."""
-        return check_ids(ids_of(self.tokenizer, prompt, tools, template), self.store.spec.vocab)
+        """Token ids of a prompt: text as it is, chat messages through the template, or ids, which are only checked.
+
+        ContextError for a text that no context of the model can hold.
+        """
+        return self._encode(prompt, tools, template, self.store.spec.max_context)
+
+    def _encode(self, prompt: Prompt, tools: Any, template: dict[str, Any], context: int) -> list[int]:
+        admit = partial(self._admit, context)
+        return check_ids(ids_of(self.tokenizer, prompt, tools, template, admit), self.store.spec.vocab)
+
+    def _admit(self, context: int, text: str) -> None:
+        """ContextError for a text that is sure to have more than `context` tokens, before it is cut into them."""
+        fewest = self.tokenizer.fewest_tokens(text)
+        if fewest > context:
+            self._core.require_context(fewest, fewest, "at least ")
 
     def _prepared(self, prompt: Prompt, options: GenerationOptions) -> PreparedPrompt:
         tokenizer = self.tokenizer if self.has_tokenizer else None
         if not is_chat(prompt):
-            ids = self.encode(prompt)
+            ids = self._encode(prompt, None, {}, self.context)
             return PreparedPrompt(tokenizer, self._end_ids(), ids)
         template = {**options.template, "tools": options.tools}
-        return prepare(self.tokenizer, self._end_ids(), prompt, template, marks=bool(self.division.mark))
+        admit = partial(self._admit, self.context)
+        return prepare(self.tokenizer, self._end_ids(), prompt, template, bool(self.division.mark), admit)
 
     def _end_ids(self) -> frozenset[int]:
         """The ids that end a text, read once."""
@@ -162,7 +176,9 @@ class LLM:
         """
         if own := sorted({"force", "logprobs"} & set(options)):
             raise OptionError(f"score sets {own[0]} by itself; leave it out, or use generate.")
-        prompt, ids = ids_after(self.tokenizer, prompt, continuation)
+        # The last token of a continuation takes no room, since nothing follows it.
+        admit = partial(self._admit, self.context + 1)
+        prompt, ids = ids_after(self.tokenizer, prompt, continuation, admit)
         if not len(ids):
             raise OptionError("the continuation is empty; give at least one token to score.")
         return self.generate(prompt, force=check_ids(ids, self.store.spec.vocab), logprobs=True, **options)

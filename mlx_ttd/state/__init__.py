@@ -1,9 +1,10 @@
-"""The state of a sequence: step, snapshot, restore."""
+"""The state of a sequence: step, save, restore."""
 
 from .keys_values import NOWHERE, KVState
 from .one_sequence import BATCHES, OneSequence
+from .restoring import SavedState, saved_state
+from .saving import save
 from .sequence import LayerState, RecurrentState, new_state, state_bytes
-from .snapshot import Snapshot, load, put_back, save, take
 
 __all__ = [
     "BATCHES",
@@ -12,11 +13,9 @@ __all__ = [
     "LayerState",
     "OneSequence",
     "RecurrentState",
-    "Snapshot",
-    "load",
+    "SavedState",
     "new_state",
-    "put_back",
     "save",
+    "saved_state",
     "state_bytes",
-    "take",
 ]

@@ -51,24 +51,9 @@ class KVState(OneSequence):
     def arrays(self) -> list[mx.array]:
         return rows_parts(self.keys) + rows_parts(self.values)
 
-    def filled(self) -> list[mx.array]:
-        """Copies of the positions in use."""
-        return [mx.contiguous(a[:, : self.offset]) for a in self.arrays]
-
     def shapes(self, offset: int) -> list[tuple[int, ...]]:
-        """Of what `filled` gives after `offset` positions."""
+        """Of the parts of `arrays` in use after `offset` positions."""
         return [(a.shape[0], offset, a.shape[2]) for a in self.arrays]
-
-    def restore(self, arrays: list[mx.array], offset: int) -> None:
-        """Be what gave `arrays` by `filled`."""
-        if offset > self.capacity:
-            raise ContextError(
-                f"the saved state holds {offset:,} tokens and memory is reserved for {self.capacity:,}; "
-                f"load with context={offset + 1} or more."
-            )
-        for room, rows in zip(self.arrays, arrays, strict=True):
-            room[:, :offset] = rows
-        self.offset = offset
 
     def moment(self) -> tuple[Any, ...]:
         """Where it is: `go_to` comes back to it as long as no other sequence was written meanwhile."""

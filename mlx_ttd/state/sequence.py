@@ -55,17 +55,9 @@ class RecurrentState(OneSequence):
     def arrays(self) -> list[mx.array]:
         return [self.conv, self.recurrent]
 
-    def filled(self) -> list[mx.array]:
-        """Copies of the arrays."""
-        return [mx.contiguous(a) for a in self.arrays]
-
     def shapes(self, offset: int) -> list[tuple[int, ...]]:
-        """Of what `filled` gives, whatever the offset."""
+        """Of `arrays`, whatever the offset."""
         return [a.shape for a in self.arrays]
-
-    def restore(self, arrays: list[mx.array], offset: int) -> None:
-        self.conv, self.recurrent = arrays
-        self.offset = offset
 
     def is_trimmable(self) -> bool:
         return False

@@ -11,12 +11,14 @@ from .planned import planned_store, store_of_plan
 from .policy import policies
 from .progress import Progress
 from .reader import MX_DTYPES, MTPStore, Store, open_store, read_tensor
-from .safetensors_file import TensorInfo, read_header
+from .safetensors_file import Header, TensorInfo, make_header, parse_header, read_header
 from .stamp import Stamp, stamp_of
 from .verify import VerifyReport, verify
+from .writer import sync_directory
 
 __all__ = [
     "MX_DTYPES",
+    "Header",
     "MTPStore",
     "Manifest",
     "Norms",
@@ -29,7 +31,9 @@ __all__ = [
     "hub_bytes",
     "info",
     "is_hub_id",
+    "make_header",
     "open_store",
+    "parse_header",
     "planned_store",
     "policies",
     "read_header",
@@ -37,5 +41,6 @@ __all__ = [
     "refuse_file",
     "stamp_of",
     "store_of_plan",
+    "sync_directory",
     "verify",
 ]

@@ -135,10 +135,13 @@ def parse_header(path: Path, size: int, read: Callable[[int], bytes], error: typ
 
 
 def make_header(
-    path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data_start: int | None = None
+    path: Path,
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    data_start: int | None = None,
+    metadata: Mapping[str, str] = {"format": FORMAT},
 ) -> Header:
     """Lay out a file of `tensors` (name -> dtype, shape); data starts at `data_start` or the next `ALIGNMENT`."""
-    fields: dict[str, Any] = {"__metadata__": {"format": FORMAT}}
+    fields: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, (dtype, shape) in tensors.items():
         end = offset + tensor_bytes(dtype, shape)

@@ -36,7 +36,9 @@ class Limits:
 
     The banks shrink when less than `memory` is left or swap grows by `growth`. With the banks at their least, the run
     ends when less than `last_memory` is left or swap has grown by `last_growth`; and in any case when less than `disk`
-    is free and the run has seen `growth` of it go.
+    is free and the run has seen `growth` of it go. Banks grow again `calm` seconds after they last had to shrink, twice
+    as long each time that proved too soon, up to `longest_calm`, as far as `room` beyond `memory` is left then
+    and unless swap grew by a quarter of `growth` meanwhile.
     """
 
     memory: int = 100_000_000
@@ -46,6 +48,9 @@ class Limits:
     disk: int = 1_000_000_000
     seconds: float = 1.0
     share: float = 0.005
+    calm: float = 60.0
+    longest_calm: float = 3600.0
+    room: int = 400_000_000
 
 
 def machine_reading(folder: Path) -> Reading:
@@ -64,7 +69,8 @@ def _free_disk(folder: Path) -> int:
 class Governor:
     """Looks at the machine, through `read`, whenever `check` is called and `limits.seconds` have gone by.
 
-    The banks of `provider` shrink to half their slots at a time, never under what one token uses.
+    The banks of `provider` shrink to half their slots at a time, never under what one token uses, and grow to
+    `granted` at most, what the budget gave them.
     """
 
     def __init__(
@@ -80,13 +86,19 @@ class Governor:
         self._next = 0.0
         self._start: Reading | None = None
         self._swap = 0
+        self.granted = 0 if provider is None else provider.slots
+        self._pressed = clock()
+        self._calm, self._grew = 0.0, False
 
     def begin(self) -> None:
         """A run starts: what swap and disk are now is nobody's fault."""
         self._start, self._next = None, 0.0
 
     def check(self) -> None:
-        """Shrink the banks if the machine is short, or raise PressureError. While a lease is open, banks stay."""
+        """Shrink the banks if the machine is short, or raise PressureError; grow them if it long was not.
+
+        While a lease is open, banks stay.
+        """
         now = self._clock()
         if now < self._next:
             return
@@ -101,8 +113,9 @@ class Governor:
                 "than when it began; free some disk or lower memory=, which keeps the machine from swapping."
             )
         if reading.memory >= limits.memory and reading.swap - self._swap <= limits.growth:
+            self._grow(reading, now)
             return
-        self._swap = reading.swap
+        self._swap, self._pressed = reading.swap, now
         if self._shrink():
             return
         if reading.memory < limits.last_memory or grown > limits.last_growth:
@@ -118,7 +131,26 @@ class Governor:
         if provider is None or provider.slots <= provider.store.spec.top_k:
             return False
         if not provider.lent:
+            self._calm = min(2 * self._calm, self._limits.longest_calm) if self._grew else self._calm
+            self._grew = False
             provider.resize(provider.slots // 2)
             give_back()
             self._counters.shrinks += 1
         return True
+
+    def _grow(self, reading: Reading, now: float) -> None:
+        """Take back what was given, or as many halves of it as fit, once the machine was calm for long enough."""
+        provider, limits = self._provider, self._limits
+        self._calm = max(self._calm, limits.calm)
+        if provider is None or provider.slots >= self.granted or now - self._pressed < self._calm or provider.lent:
+            return
+        if reading.swap - self._swap > limits.growth // 4:
+            return
+        spare = min(reading.memory - limits.memory - limits.room, provider.ledger.free)
+        slots = self.granted
+        while slots > provider.slots and (slots - provider.slots) * provider.store.expert_bytes > spare:
+            slots //= 2
+        if slots > provider.slots:
+            provider.resize(slots)
+            self._counters.regrowths += 1
+            self._grew = True

@@ -26,7 +26,8 @@ from .read_pool import Batch, NativeBatch, ReadPool
 from .record_files import RecordFiles
 from .slots import EMPTY, SlotBank
 
-UNREAD_STEPS = 16
+# Choices that are kept until they are counted: of so many steps, and of so many ids (4 MB) beside the last two steps.
+UNREAD_STEPS, UNREAD_IDS = 16, 1 << 20
 
 
 class ExpertProvider:
@@ -58,6 +59,7 @@ class ExpertProvider:
         self.banks = [SlotBank(experts, self.slots, stride, make_policy(policy, experts)) for stride in strides]
         self._files = RecordFiles(store, verify, read_mode)
         self._unread_ids: list[tuple[int, mx.array]] = []
+        self._unread = 0
         self._claims = Claims()
         self._lazy = False
         self.next_layer = NextLayer(self.banks, counters, self._submit) if prefetch == "next-layer" else None
@@ -215,8 +217,9 @@ class ExpertProvider:
     def count_later(self, layer: int, ids: mx.array) -> None:
         """Count the choices `ids` some steps later or at the next `settle`, so that no step waits for them."""
         self._unread_ids.append((layer, ids))
-        if len(self._unread_ids) >= UNREAD_STEPS * len(self.banks):
-            self._count(len(self._unread_ids) - 2 * len(self.banks))
+        self._unread += ids.size
+        if len(self._unread_ids) >= UNREAD_STEPS * len(self.banks) or self._unread > UNREAD_IDS:
+            self._count(max(0, len(self._unread_ids) - 2 * len(self.banks)))
 
     def settle(self) -> None:
         """Count the choices of steps that were never read back, and finish released leases."""
@@ -227,6 +230,7 @@ class ExpertProvider:
     def _count(self, oldest: int) -> None:
         unread, self._unread_ids = self._unread_ids[:oldest], self._unread_ids[oldest:]
         for layer, ids in unread:
+            self._unread -= ids.size
             try:
                 chosen = np.unique(np.array(ids))
             except RuntimeError:

@@ -12,12 +12,15 @@ from ..errors import ConfigError, OptionError, TokenizerError
 from ..spec import read_json, read_small, require_regular, user_path
 from .chat_template import read_templates, render
 from .detokenizer import Detokenizer
+from .fewest_tokens import FewestTokens
 
 if TYPE_CHECKING:
     import tokenizers
 
 TOKENIZER_BYTES = 256 << 20
 CONFIG_BYTES = 16 << 20
+# Of a text that is cut into tokens whatever their number, in some 25 MB at most.
+SHORT_TEXT = 1 << 16
 
 
 class Tokenizer:
@@ -109,6 +112,14 @@ class Tokenizer:
         except Exception as error:
             reason = str(error).rstrip(".")
             raise TokenizerError(f"{self.directory / 'tokenizer.json'} cannot encode this text: {reason}.") from None
+
+    @cached_property
+    def _fewest_tokens(self) -> FewestTokens:
+        return FewestTokens(self._backend)
+
+    def fewest_tokens(self, text: str) -> int:
+        """At least so many ids `encode` makes of a long text, told without making them; 0 where it cannot be told."""
+        return self._fewest_tokens(text) if len(text) > SHORT_TEXT else 0
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD, ids without text become nothing."""

@@ -106,11 +106,15 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+NO_FILE = "where a file is needed"
 UNREADABLE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a pipe": (fifo, "is no regular file"),
-    "a link to a pipe": (lambda path: (fifo(path.with_name("pipe")), path.symlink_to("pipe")), "is no regular file"),
+    "a pipe": (fifo, NO_FILE),
+    "a link to a pipe": (
+        lambda path: (fifo(path.with_name("pipe")), path.symlink_to("pipe")),
+        "where a file is needed",
+    ),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "outside the checkpoint"),
-    "a directory": (lambda path: path.mkdir(), "is no regular file"),
+    "a directory": (lambda path: path.mkdir(), NO_FILE),
     "a link to nothing": (lambda path: path.symlink_to("nothing"), "cannot be followed: No such file"),
     "a link to itself": (lambda path: path.symlink_to(path.name), "cannot be followed"),
 }

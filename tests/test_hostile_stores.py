@@ -148,7 +148,9 @@ def test_what_is_no_file_is_refused_at_once_in_a_store(store: Path, name: str, k
 def test_what_is_no_file_is_refused_at_once_in_a_checkpoint(checkpoint: Path, name: str, kind: str) -> None:
     (checkpoint / name).unlink(missing_ok=True)
     PLACES[kind](checkpoint / name)
-    with pytest.raises(TTDError, match=rf"{name}.* is a {kind} where a file is needed"):
+    # A device stands there by a link, which a checkpoint's may not be.
+    told = "outside the checkpoint" if kind == "device" else f"is a {kind} where a file is needed"
+    with pytest.raises(TTDError, match=rf"{name}.* {told}"):
         convert(checkpoint, checkpoint.parent / "made")
 
 

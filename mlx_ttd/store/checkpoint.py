@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
-from ..spec import ModelSpec, model_spec, read_json, require_regular, user_path
+from ..spec import ModelSpec, model_spec, read_json, user_path
 from .checkpoint_files import plain_file, verbatim_names
 from .file_ranges import PAGE, direct, drop_cached, opened, pass_by_cache, read_around, read_into
 from .foreign import refuse_file, refuse_foreign
@@ -160,7 +160,6 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     for name in verbatim_names(root):
         plain_file(root, name)
     plain_file(root, INDEX)
-    require_regular(root / INDEX, CheckpointError)
     config = read_json(root / CONFIG)
     spec = model_spec(config, str(root / CONFIG))
     headers = [read_header(file, CheckpointError) for file in _shards(root)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..spec import require_regular
 from .format import VERBATIM, verbatim
 
 SNAPSHOTS, BLOBS, REPOSITORY = "snapshots", "blobs", "models--"
@@ -30,7 +30,6 @@ def plain_file(root: Path, name: str) -> Path | None:
         if not path.is_symlink() and not path.exists():
             return None
         base, found = root.resolve(strict=True), path.resolve(strict=True)
-        mode = found.stat().st_mode
     except (OSError, RuntimeError, ValueError) as failure:  # a loop of links is a RuntimeError before Python 3.13
         reason = getattr(failure, "strerror", None) or "it leads in a circle or has no file's name"
         raise CheckpointError(f"{path} cannot be followed: {reason}; download it again.") from None
@@ -38,8 +37,7 @@ def plain_file(root: Path, name: str) -> Path | None:
         raise CheckpointError(
             f"{path} is a link to {found}, outside the checkpoint and its Hub cache; put the file itself there."
         )
-    if not stat.S_ISREG(mode):
-        raise CheckpointError(f"{path} is no regular file; a checkpoint holds plain files alone.")
+    require_regular(path, CheckpointError)
     return path
 
 

@@ -125,7 +125,7 @@ def check(target: Target, data: bytes, counted: bool = True) -> bool:
         tracemalloc.start()
     begun, started, message = time.monotonic(), time.process_time(), None
     try:
-        with not_waiting(), watching() as events, use_of_workers() as use:
+        with not_waiting(), use_of_workers() as use, watching() as events:
             target.read()
     except TTDError as error:
         message = str(error)

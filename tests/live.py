@@ -10,4 +10,4 @@ def live(llm):
 
 def forget(llm):
     """Let the next prompt be read from its beginning."""
-    llm.engine.call(llm._core.forget)
+    llm.engine.call(lambda: setattr(llm._core, "sequence", None))

@@ -167,10 +167,6 @@ class Core:
             running = self.sequence = Running(self.model, self.model.make_cache())
         return running
 
-    def forget(self) -> None:
-        """Drop the live sequence; the next prompt is read from its beginning."""
-        self.sequence = None
-
     def settle_here(self) -> None:
         """Evaluate what the calling thread left to be evaluated of experts in a model of its own."""
         if self.provider is not None:

@@ -106,7 +106,6 @@ class Call(NamedTuple):
 
 
 class Close(NamedTuple):
-    work: Callable[[], None] | None
     reply: Reply | None
 
 
@@ -238,10 +237,10 @@ class Engine:
             return
         replies: SimpleQueue[Any] = SimpleQueue()
         if threading.get_ident() == self.thread.ident:
-            self.inbox.put(Close(None, None))
+            self.inbox.put(Close(None))
             return
         self.require_outside()
-        self.inbox.put(Close(None, replies.put))
+        self.inbox.put(Close(replies.put))
         self.wait_for(replies)
 
     # What the engine's thread does.
@@ -530,6 +529,6 @@ def _end_all() -> None:
     ending = [engine for engine in list(_open) if engine.process == os.getpid()]
     for engine in ending:
         engine.reason, engine.exiting = "the interpreter is ending.", True
-        engine.inbox.put(Close(None, None))
+        engine.inbox.put(Close(None))
     for engine in ending:
         engine.thread.join(EXIT_SECONDS)

@@ -56,7 +56,7 @@ class LLM:
             if options.warm_up:
                 self._warm_up()
         except BaseException:
-            self.engine.inbox.put(Close(None, None))
+            self.engine.inbox.put(Close(None))
             raise
         self.load_seconds = kernels.working_clock() - started
 

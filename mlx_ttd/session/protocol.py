@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import BusyError, KernelError
 from ..kernels import Mode, to_host
-from ..state import BATCHES, LayerState, OneSequence
+from ..state import LayerState, OneSequence
 from .core import Core
 from .engine import Engine
 
@@ -81,18 +81,9 @@ class ProtocolModel:
 
         mode: a single token decodes, more prefill, unless "verify" is asked.
         """
-        if inputs.ndim == 2 and inputs.shape[0] > 1:
-            raise KernelError(BATCHES.format(count=inputs.shape[0]))
-        if inputs.ndim != 2 or inputs.shape[0] != 1 or inputs.shape[1] == 0:
-            raise KernelError(f"inputs have shape {inputs.shape}; pass one sequence of token ids, [1, T].")
-        if mode is None:
-            mode = "decode" if inputs.shape[1] == 1 else "prefill"
-        ids = to_host(inputs[0])
-
-        def logits(model: Any, state: Sequence[LayerState]) -> mx.array:
-            return model.logits(model.hidden_states(model.embed(ids), state, mode), mode)[None]
-
-        return self._moved(logits, cache)
+        # Its graph is this thread's.
+        to_host(inputs)
+        return self._moved(lambda model, state: model(inputs, state, mode), cache)
 
     def hidden_states(self, x: mx.array, cache: Any, mode: Mode) -> mx.array:
         """Rows after the last layer, before the final norm: [T, H] from embeddings x [T, H]; `cache` moves on by T."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import mlx.core as mx
@@ -77,6 +78,12 @@ class ResidentExperts:
 
     def layout(self, layer: int) -> RecordLayout:
         return self._layout
+
+    def begin_call(self, layer: int, frame: FrameType) -> None:
+        pass
+
+    def end_call(self, call: None) -> None:
+        pass
 
     def whole(self, layer: int) -> Lease:
         return Lease(self.banks[layer], self.slot_of, lambda after: None, np.arange(self.slot_of.size))

@@ -260,6 +260,22 @@ def test_an_interrupt_in_the_first_step_costs_that_step(llm, monkeypatch):
     assert (again.cached_tokens, again.digest) == (39, wanted.digest)
 
 
+def test_a_chunk_cut_short_behind_its_mark_goes_back_to_it(llm, monkeypatch):
+    def fail(*arguments):
+        raise RuntimeError("cut short")
+
+    wanted = fresh(llm, ids(40), max_tokens=3)
+    forget(llm)
+    # By the last experts, every layer's state has passed the mark, and the tokens have not.
+    monkeypatch.setattr(llm.model.layers[-1].mlp, "with_experts", fail)
+    with pytest.raises(RuntimeError, match="cut short"):
+        llm.generate(ids(40), max_tokens=3)
+    monkeypatch.undo()
+    assert live(llm).tokens == ids(40)[:39]
+    again = llm.generate(ids(40), max_tokens=3)
+    assert (again.cached_tokens, again.digest, again.logits_digest) == (39, wanted.digest, wanted.logits_digest)
+
+
 def test_an_interrupt_while_arrays_are_handed_over_is_not_lost():
     rows, ready, caught = np.zeros((1, 64), np.uint16), threading.Event(), 0
 

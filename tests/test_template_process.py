@@ -76,7 +76,7 @@ ATTACKS = {
     "a sum of lists": "{% set x = ([[1] * 100000] * 100000) | sum(start=[]) %}",
     "a sum of tuples": "{% set x = ([(1,) * 100] * 1000000) | sum(start=()) %}",
     "tags stripped": "{% set x = ('<!---->' * 900000) | striptags %}",
-    "more tags stripped": "{% set x = ('<a>' * 900000) | striptags %}",
+    "more tags stripped": "{% set x = ('<a>' * 9000000) | striptags %}",
     "words wrapped": "{% set x = ('a-' * 9000000) | wordwrap(1) %}",
     "text centred": "{{ 'a' | center(10**11) }}",
     "text filled": "{{ 'a'.zfill(10**11) }}",

@@ -19,7 +19,8 @@ from ..state import NOWHERE, LayerState
 class Running:
     """A sequence on a model: the tokens whose effect `state` holds, and the one sampled since, if any.
 
-    marked: how many of the tokens the state can go back to, 0 where it cannot.
+    marked: how many of the tokens the state can go back to, 0 where it cannot. reading: tokens of a chunk that layers
+    pass one after the other.
     """
 
     model: Model
@@ -27,6 +28,7 @@ class Running:
     tokens: list[int] = field(default_factory=list)
     sampled: int | None = None
     marked: int = 0
+    reading: list[int] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
@@ -35,10 +37,13 @@ class Running:
 
     def recover(self) -> bool:
         """Whether the state is whole, or is so at its mark, to which it then goes back."""
+        read, self.reading = self.reading, []
         if self.whole:
             return True
         if not self.marked or not all(layer.passed_mark for layer in self.state):
             return False
+        # The mark may lie within the chunk.
+        self.tokens += read
         self._back_to_mark()
         return True
 
@@ -88,13 +93,14 @@ def prefill(sequence: Running, tokens: Sequence[int], chunk: int, counters: Coun
     for start, stop in pairwise(cuts):
         if start == stop:
             continue
-        part = tokens[start:stop]
+        part = sequence.reading = list(tokens[start:stop])
         with counting(counters):
             mx.eval(model.hidden_states(model.embed(np.array(part)), sequence.state, "prefill"))
         mx.eval([layer.state for layer in sequence.state])
         if device_kind() != "cpu":
             mx.clear_cache()
         sequence.tokens += part
+        sequence.reading = []
         counters.prefill_tokens += len(part)
         yield stop, len(tokens)
 

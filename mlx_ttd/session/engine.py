@@ -14,8 +14,8 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -366,9 +366,15 @@ class Engine:
         if self._ending or id(what) in self._cancelled:
             raise Cancelled
 
-    def cancellable(self) -> Cancellable:
+    @contextmanager
+    def cancellable(self) -> Iterator[None]:
         """A block in which cancel points end work that nobody waits for."""
-        return Cancellable(self)
+        self._cancellable = True
+        try:
+            cancel_point()
+            yield
+        finally:
+            self._cancellable = False
 
     def _advance(self) -> None:
         """Do all that can be done before the next message."""
@@ -471,20 +477,6 @@ class Engine:
         # An event loop that is closed takes no replies.
         with suppress(RuntimeError):
             reply(event)
-
-
-class Cancellable:
-    """See `Engine.cancellable`."""
-
-    def __init__(self, engine: Engine):
-        self._engine = engine
-
-    def __enter__(self) -> None:
-        self._engine._cancellable = True
-        cancel_point()
-
-    def __exit__(self, *_: object) -> None:
-        self._engine._cancellable = False
 
 
 # The code of functions that call what belongs to the caller, in the caller's thread, while a piece waits for it.

@@ -104,7 +104,11 @@ class Using:
     def __enter__(self) -> None:
         self._call = self._claims.begin(sys._getframe(1), None, engine=True)
         if self._call is not None:
-            self._on_begin()
+            try:
+                self._on_begin()
+            except BaseException:
+                self._claims.end(self._call)
+                raise
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._claims.end(self._call)

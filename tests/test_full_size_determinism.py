@@ -54,19 +54,22 @@ def digests(store: Path, threads: int | None = None, **options) -> tuple[str, st
         part.set_threads(threads)
     try:
         with mlx_ttd.load(store, MEMORY, context=512, **options) as llm:
-            states = llm.model.hidden_states
+            model = llm._core.model
+            states = model.hidden_states
 
             def noted(*arguments):
-                hidden.append(states(*arguments))
-                return hidden[-1]
+                rows = states(*arguments)
+                # Here, in the thread that can.
+                hidden.append(np.array(rows.astype(mx.float32)))
+                return rows
 
-            llm.model.hidden_states = noted
+            model.hidden_states = noted
             response = llm.generate(PROMPT, max_tokens=4, processors=[note], ignore_eos=True)
             assert llm.stats().counters.misses > 0
     finally:
         if part and threads:
             part.set_threads(before)
-    rows = np.array(mx.concatenate(hidden).astype(mx.float32))
+    rows = np.concatenate(hidden)
     assert len(rows) == len(PROMPT) + 3
     return response.digest, array_digest(rows), array_digest(np.stack(logits))
 
